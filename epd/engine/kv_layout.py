@@ -1,0 +1,92 @@
+"""Geometry of the KV memory and what must be equal between two workers. Plain Python, no torch."""
+
+from dataclasses import dataclass
+
+from epd.errors import LayoutMismatchError
+
+PROTOCOL_VERSION = 1
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class KvRegion:
+    """Registered memory of consecutive layers; strides and length in bytes."""
+
+    first_layer: int
+    layer_count: int
+    address: int
+    length: int
+    device_id: int
+    layer_stride: int
+    block_stride: int
+
+    def block_address(self, layer: int, block: int) -> int:
+        """Address of one block of one layer: its keys, then its values."""
+        return self.address + (layer - self.first_layer) * self.layer_stride + block * self.block_stride
+
+
+@dataclass(frozen=True)
+class KvLayout:
+    """Shape of a worker's KV: per layer [block, k/v, kv_head, slot, head_dim]."""
+
+    model_digest: str
+    layer_count: int
+    kv_head_count: int
+    head_dim: int
+    dtype: str
+    block_size: int
+    tp_degree: int = 1
+    tp_rank: int = 0
+    head_start: int = 0
+    head_count: int = 0
+    regions: tuple[KvRegion, ...] = ()
+    protocol_version: int = PROTOCOL_VERSION
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of one layer, keys and values of this rank's heads."""
+        heads = self.head_count or self.kv_head_count
+        return 2 * heads * self.block_size * self.head_dim * DTYPE_BYTES[self.dtype]
+
+    def blocks_for(self, token_count: int) -> int:
+        """Blocks that hold ``token_count`` tokens."""
+        return -(-token_count // self.block_size)
+
+    def region_of(self, layer: int) -> KvRegion:
+        """The region that holds a layer; the layer must exist."""
+        for region in self.regions:
+            if region.first_layer <= layer < region.first_layer + region.layer_count:
+                return region
+        raise AssertionError(f"no region holds layer {layer}")
+
+
+#: Fields that two workers must have in common before any byte moves.
+EQUAL_FIELDS = (
+    "protocol_version",
+    "model_digest",
+    "layer_count",
+    "kv_head_count",
+    "head_dim",
+    "dtype",
+    "block_size",
+)
+
+
+def check_compatible(mine: KvLayout, theirs: KvLayout) -> None:
+    """Refuses a pair whose KV does not fit.
+
+    Raises:
+        LayoutMismatchError: names every differing field with both values.
+    """
+    differing = [
+        f"{name}: {getattr(mine, name)} here, {getattr(theirs, name)} there"
+        for name in EQUAL_FIELDS
+        if getattr(mine, name) != getattr(theirs, name)
+    ]
+    if differing:
+        raise LayoutMismatchError("KV layouts do not fit: " + "; ".join(differing))
+    if (mine.tp_degree, theirs.tp_degree) != (1, 1):
+        raise LayoutMismatchError(
+            f"tensor-parallel degrees {mine.tp_degree} here and {theirs.tp_degree} there "
+            "are not supported yet"
+        )

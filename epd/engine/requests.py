@@ -1,0 +1,197 @@
+"""What the engine is asked to do and what it answers. Plain Python, no torch."""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from epd.errors import EpdError, InvalidRequestError
+
+
+class FinishReason(enum.Enum):
+    """Why an output ended by itself."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class RequestMode(enum.Enum):
+    """Which part of a request this engine does."""
+
+    #: Prefill and decode here (unified worker, local prefill).
+    FULL = "full"
+    #: Prefill and the first token only; the KV stays in place until :meth:`Engine.release`.
+    PREFILL_ONLY = "prefill_only"
+    #: The KV of all ``token_ids`` is already in ``block_ids`` and the first token is drawn.
+    PREFILLED = "prefilled"
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are drawn; defaults equal the proto's."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    max_tokens: int = 256
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def validate(self) -> None:
+        """Checks the ranges.
+
+        Raises:
+            InvalidRequestError: names the field, its value and the range.
+        """
+        checks = (
+            ("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "0 to 100"),
+            ("top_k", self.top_k, self.top_k >= 0, "0 or more"),
+            ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
+            ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "0 to 1"),
+            ("max_tokens", self.max_tokens, self.max_tokens >= 1, "1 or more"),
+            (
+                "min_tokens",
+                self.min_tokens,
+                0 <= self.min_tokens <= self.max_tokens,
+                "0 to max_tokens",
+            ),
+        )
+        for name, value, good, allowed in checks:
+            if not good:  # NaN fails every comparison, so it is refused too
+                raise InvalidRequestError(
+                    f"{name} is {value}, allowed is {allowed}", field=f"sampling.{name}"
+                )
+
+
+@dataclass(frozen=True)
+class PromptImage:
+    """One image's run of placeholder tokens.
+
+    ``offset`` and ``length`` count tokens of ``EngineRequest.token_ids``; ``grid`` is (temporal,
+    height, width) in patches before merging, None where it is not known (decode); ``digest`` is the
+    32-byte content digest that block hashes cover.
+    """
+
+    offset: int
+    length: int
+    digest: bytes
+    grid: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """A submission.
+
+    ``token_ids`` holds the prompt with placeholders expanded, then ``emitted_count`` tokens that an
+    earlier attempt already emitted: they count as output for limits and sampling positions.
+    ``embeddings`` holds one tensor per image, [embedding tokens, hidden]; the caller keeps the
+    memory valid until the :class:`PrefillDone` (or end) event.
+    """
+
+    request_id: str
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+    mode: RequestMode = RequestMode.FULL
+    emitted_count: int = 0
+    images: tuple[PromptImage, ...] = ()
+    embeddings: tuple[Any, ...] = ()
+    position_delta: int = 0
+    #: PREFILLED only: blocks that hold the KV of token_ids; the engine owns them from submit on.
+    block_ids: tuple[int, ...] = ()
+    #: PREFILLED only: the token prefill has drawn. It is input here, never emitted again.
+    first_token: int | None = None
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """The request has entered the running set after ``queue_ns`` of waiting."""
+
+    queue_ns: int
+
+
+@dataclass(frozen=True)
+class PrefillDone:
+    """The first token is drawn and the KV of all prompt tokens is in ``block_ids``.
+
+    ``forward_ns`` runs from the first chunk's start to the token; ``forward_ended_ns`` is the
+    monotonic clock at its end, to tell hidden from exposed push time.
+    """
+
+    token_id: int
+    logprob: float
+    finish_reason: FinishReason | None
+    cached_tokens: int
+    forward_ns: int
+    forward_ended_ns: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NewTokens:
+    """Tokens drawn since the last event, in order, with log probabilities before filters."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The request ended by itself. ``completion_tokens`` counts replayed and first tokens too."""
+
+    reason: FinishReason
+    completion_tokens: int
+    cached_tokens: int
+    decode_ns: int
+
+
+@dataclass(frozen=True)
+class Preempted:
+    """The request lost its blocks; everything of it is freed here. Replay it."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The request ended with an error (RequestCancelledError after a cancel)."""
+
+    error: EpdError
+
+
+#: What a submitted request's listener receives. The last event of a request is Finished, Preempted
+#: or Failed; in PREFILL_ONLY mode it is PrefillDone or Failed.
+EngineEvent = Admitted | PrefillDone | NewTokens | Finished | Preempted | Failed
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A snapshot for load reports and metrics. Blocks count KV blocks, tokens prompt tokens."""
+
+    running_requests: int
+    waiting_requests: int
+    waiting_tokens: int
+    total_blocks: int
+    free_blocks: int
+    quarantined_blocks: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    preemptions: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class LayerProgress:
+    """KV of one request that a step makes final, for the layer hook.
+
+    Tokens [computed_before, computed_after) of the prompt are new in ``block_ids``; tokens before
+    ``computed_before`` are final in every layer. ``cached_tokens`` of them came from the prefix
+    cache. ``prompt_len`` is the number of tokens whose KV will exist in all.
+    """
+
+    request_id: str
+    block_ids: tuple[int, ...]
+    computed_before: int
+    computed_after: int
+    prompt_len: int
+    cached_tokens: int
