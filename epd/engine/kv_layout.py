@@ -22,7 +22,11 @@ class KvRegion:
 
     def block_address(self, layer: int, block: int) -> int:
         """Address of one block of one layer: its keys, then its values."""
-        return self.address + (layer - self.first_layer) * self.layer_stride + block * self.block_stride
+        return (
+            self.address
+            + (layer - self.first_layer) * self.layer_stride
+            + block * self.block_stride
+        )
 
 
 @dataclass(frozen=True)

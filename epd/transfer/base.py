@@ -60,7 +60,7 @@ class TransferResult:
     transfer_ns: int
 
 
-class TransferHandle(abc.ABC):
+class TransferHandle:
     """A posted transfer; opaque to callers."""
 
 
