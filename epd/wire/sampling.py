@@ -1,0 +1,24 @@
+"""Sampling parameters on the wire."""
+
+from typing import Any
+
+from epd.engine.requests import SamplingParams
+from epd.v1 import common_pb2
+
+_OPTIONAL = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens")
+
+
+def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
+    """The parameters of a wire message; what is absent there takes the dataclass's default.
+
+    Raises:
+        InvalidRequestError: a value is out of its range.
+    """
+    given: dict[str, Any] = {
+        name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)
+    }
+    params = SamplingParams(
+        **given, stop_token_ids=tuple(message.stop_token_ids), ignore_eos=message.ignore_eos
+    )
+    params.validate()
+    return params

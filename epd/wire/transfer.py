@@ -1,0 +1,38 @@
+"""Segments and transfer endpoints on the wire."""
+
+from epd.transfer.base import AgentDescriptor, Segment
+from epd.v1 import common_pb2
+
+
+def segment_to_proto(segment: Segment) -> common_pb2.Segment:
+    """The wire form of a segment."""
+    return common_pb2.Segment(
+        address=segment.address, length=segment.length, device_id=segment.device_id
+    )
+
+
+def segment_from_proto(message: common_pb2.Segment) -> Segment:
+    """The segment of a wire message."""
+    return Segment(message.address, message.length, message.device_id)
+
+
+def agent_to_proto(agent: AgentDescriptor) -> common_pb2.AgentDescriptor:
+    """The wire form of a transfer endpoint."""
+    return common_pb2.AgentDescriptor(
+        instance_id=agent.instance_id,
+        agent_name=agent.agent_name,
+        transport=agent.transport,
+        metadata=agent.metadata,
+        memory_kind=agent.memory_kind,
+    )
+
+
+def agent_from_proto(message: common_pb2.AgentDescriptor) -> AgentDescriptor:
+    """The transfer endpoint of a wire message."""
+    return AgentDescriptor(
+        instance_id=message.instance_id,
+        agent_name=message.agent_name,
+        transport=message.transport,
+        metadata=message.metadata,
+        memory_kind=message.memory_kind,
+    )
