@@ -1,6 +1,6 @@
 """Finish reasons on the wire."""
 
-from epd.engine.requests import FinishReason
+from epd.sampling import FinishReason
 from epd.v1 import common_pb2
 
 _TO_PROTO = {
@@ -14,3 +14,8 @@ def finish_reason_to_proto(reason: FinishReason | None) -> common_pb2.FinishReas
     if reason is None:
         return common_pb2.FINISH_REASON_UNSPECIFIED
     return _TO_PROTO[reason]
+
+
+def finish_reason_from_proto(value: common_pb2.FinishReason) -> FinishReason | None:
+    """The reason of a wire value; None for UNSPECIFIED and for values of a later version."""
+    return next((reason for reason, wire in _TO_PROTO.items() if wire == value), None)

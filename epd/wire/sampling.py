@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from epd.engine.requests import SamplingParams
+from epd.sampling import SamplingParams
 from epd.v1 import common_pb2
 
 _OPTIONAL = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens")
@@ -22,3 +22,12 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
     )
     params.validate()
     return params
+
+
+def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
+    """The wire form with every field set, so that both ends use the same values."""
+    return common_pb2.SamplingParams(
+        **{name: getattr(params, name) for name in _OPTIONAL},
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+    )
