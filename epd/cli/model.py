@@ -1,0 +1,33 @@
+"""``epd model``: model folders on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from epd.errors import EpdError
+from epd.model_fetch import CATALOGUE, fetch
+
+app = typer.Typer(help="Model folders on this machine.", no_args_is_help=True)
+
+
+@app.callback()
+def model() -> None:
+    """Model folders on this machine."""
+
+
+@app.command("fetch")
+def fetch_command(
+    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(sorted(CATALOGUE))}.")],
+    to: Annotated[
+        Path | None,
+        typer.Option(help="Folder to make; default ~/.cache/epd/models/NAME."),
+    ] = None,
+    timeout_s: Annotated[float, typer.Option(help="Limit of the download, seconds.")] = 600.0,
+) -> None:
+    """Downloads a small open model as a plain Hugging Face folder and prints where it is."""
+    try:
+        typer.echo(fetch(name, to, timeout_s))
+    except EpdError as error:
+        typer.echo(f"epd model fetch: {error.message}", err=True)
+        raise typer.Exit(1) from error

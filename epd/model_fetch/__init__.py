@@ -1,0 +1,6 @@
+"""Small open models turned into plain Hugging Face folders, without any model hub."""
+
+from epd.model_fetch.catalogue import CATALOGUE, FetchableModel
+from epd.model_fetch.fetch import default_folder, fetch, is_complete
+
+__all__ = ["CATALOGUE", "FetchableModel", "default_folder", "fetch", "is_complete"]
