@@ -1,0 +1,144 @@
+"""EpdError to gRPC status with google.rpc details, and back."""
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from epd.errors import (
+    ERROR_DOMAIN,
+    DataLossError,
+    DeadlineExceededError,
+    DuplicateRequestError,
+    EpdError,
+    InternalError,
+    InvalidRequestError,
+    LayoutMismatchError,
+    NotFoundError,
+    RequestCancelledError,
+    ResourceExhaustedError,
+    RetryableError,
+    TransferFailedError,
+    UnavailableError,
+    UnsupportedFeatureError,
+)
+from epd.rpc.aliases import ServicerContext
+
+INTERNAL_TEXT = "internal error; the service's log tells more under the request id"
+#: Reason of an UNAVAILABLE that gRPC itself made: the peer is gone or never was there.
+PEER_UNREACHABLE = "PEER_UNREACHABLE"
+
+_PLAIN_ERRORS: dict[str, type[EpdError]] = {
+    kind.code: kind
+    for kind in (
+        UnsupportedFeatureError,
+        DuplicateRequestError,
+        NotFoundError,
+        LayoutMismatchError,
+        TransferFailedError,
+        DataLossError,
+        DeadlineExceededError,
+        RequestCancelledError,
+    )
+}
+_RETRYABLE_ERRORS: dict[str, type[RetryableError]] = {
+    kind.code: kind for kind in (ResourceExhaustedError, UnavailableError)
+}
+
+
+def status_from_error(error: EpdError, request_id: str) -> status_pb2.Status:
+    """The status a caller sees. An INTERNAL one has a fixed text; nothing of ``error`` leaks."""
+    internal = error.code == InternalError.code
+    details = [
+        error_details_pb2.ErrorInfo(
+            reason=error.default_reason if internal else error.reason,
+            domain=ERROR_DOMAIN,
+            metadata={} if internal else error.metadata,
+        ),
+        error_details_pb2.RequestInfo(request_id=request_id),
+    ]
+    match error:
+        case InvalidRequestError():
+            violation = error_details_pb2.BadRequest.FieldViolation(
+                field=error.field, description=error.message
+            )
+            details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+        case RetryableError():
+            delay = duration_pb2.Duration(nanos=0)
+            delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+            details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+        case LayoutMismatchError():
+            mismatch = error_details_pb2.PreconditionFailure.Violation(
+                type=error.reason, description=error.message
+            )
+            details.append(error_details_pb2.PreconditionFailure(violations=[mismatch]))
+        case NotFoundError():
+            details.append(error_details_pb2.ResourceInfo(description=error.message))
+    return status_pb2.Status(
+        code=code_pb2.Code.Value(error.code),
+        message=INTERNAL_TEXT if internal else error.message,
+        details=[_pack(detail) for detail in details],
+    )
+
+
+async def abort(context: ServicerContext, error: EpdError, request_id: str) -> None:
+    """Ends a call with an error's status. Never returns: gRPC raises inside."""
+    status = rpc_status.to_status(status_from_error(error, request_id))
+    # abort_with_status of grpc.aio leaves the status code of server-side spans unset.
+    await context.abort(status.code, status.details, status.trailing_metadata)
+
+
+def error_from_rpc(error: grpc.aio.AioRpcError) -> EpdError:
+    """What a peer answered, as the error it raised; codes of no EpdError become InternalError."""
+    code, message = error.code().name, error.details() or error.code().name
+    reason, metadata, retry_after_s, field = _details(error)
+    if code == InvalidRequestError.code:
+        return InvalidRequestError(message, field=field, reason=reason, metadata=metadata)
+    if code in _RETRYABLE_ERRORS:
+        if reason is None and code == UnavailableError.code:
+            reason = PEER_UNREACHABLE
+        return _RETRYABLE_ERRORS[code](
+            message, reason=reason, metadata=metadata, retry_after_s=retry_after_s
+        )
+    if code in _PLAIN_ERRORS:
+        return _PLAIN_ERRORS[code](message, reason=reason, metadata=metadata)
+    return InternalError(f"{code}: {message}", reason=reason, metadata=metadata)
+
+
+def root_error(error: BaseException) -> BaseException:
+    """The first cause inside an exception group (of a TaskGroup), typed errors before others."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    leaves = [root_error(inner) for inner in error.exceptions]
+    typed = [leaf for leaf in leaves if isinstance(leaf, EpdError)]
+    return (typed or leaves)[0]
+
+
+def _details(
+    error: grpc.aio.AioRpcError,
+) -> tuple[str | None, dict[str, str], float, str]:
+    """Reason, metadata, retry delay in seconds and field, as far as the peer gave them."""
+    reason: str | None = None
+    metadata: dict[str, str] = {}
+    retry_after_s, field = 1.0, ""
+    try:
+        status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    except ValueError:  # details that contradict the status: a foreign server
+        status = None
+    for packed in status.details if status is not None else ():
+        info = error_details_pb2.ErrorInfo()
+        retry = error_details_pb2.RetryInfo()
+        bad_request = error_details_pb2.BadRequest()
+        if packed.Unpack(info):
+            reason, metadata = info.reason, dict(info.metadata)
+        elif packed.Unpack(retry):
+            retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
+        elif packed.Unpack(bad_request) and bad_request.field_violations:
+            field = bad_request.field_violations[0].field
+    return reason, metadata, retry_after_s, field
+
+
+def _pack(message: object) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)  # type: ignore[arg-type]
+    return packed
