@@ -1,0 +1,149 @@
+"""The prefill processes that may push KV here, each tied by one stream."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import grpc
+
+from epd.engine.kv_layout import KvLayout, check_compatible
+from epd.errors import InvalidRequestError, NotFoundError, UnavailableError
+from epd.transfer.base import AgentDescriptor
+from epd.v1 import decode_pb2
+from epd.wire.kv_layout import layout_from_proto, layout_to_proto
+from epd.wire.transfer import agent_from_proto, agent_to_proto
+
+PairContext: TypeAlias = "grpc.aio.ServicerContext[decode_pb2.PairRequest, decode_pb2.PairResponse]"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PairingTerms:
+    """This side of every pair, and its bounds in seconds."""
+
+    agent: AgentDescriptor
+    layout: KvLayout
+    heartbeat_s: float
+    silence_s: float
+
+
+class Pairings:
+    """Who is paired now. A peer is gone when its stream ends, fails or falls silent.
+
+    Args:
+        terms: What this side says and how long it waits.
+        join: Called with a new peer's endpoint before it is answered.
+        leave: Called once for each peer that had joined.
+    """
+
+    def __init__(
+        self,
+        terms: PairingTerms,
+        join: Callable[[AgentDescriptor], Awaitable[None]],
+        leave: Callable[[AgentDescriptor], Awaitable[None]],
+    ) -> None:
+        self._terms = terms
+        self._join = join
+        self._leave = leave
+        self._peers: dict[str, AgentDescriptor] = {}
+        self._streams: dict[str, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def peer(self, instance_id: str) -> AgentDescriptor:
+        """The paired process of that start.
+
+        Raises:
+            NotFoundError: it is not paired (any more).
+        """
+        try:
+            return self._peers[instance_id]
+        except KeyError:
+            raise NotFoundError(
+                f"prefill instance {instance_id} is not paired with this worker",
+                reason="NOT_PAIRED",
+            ) from None
+
+    async def serve(self, context: PairContext) -> None:
+        """Runs one stream from hello to its end.
+
+        Raises:
+            InvalidRequestError: the first message is no hello.
+            LayoutMismatchError: the KV layouts do not fit; both values are named.
+            UnavailableError: no hello came, or the peer fell silent.
+        """
+        agent = await self._greet(context)
+        # A process that pairs again has given up its former stream, whether or not this side has
+        # noticed: that one must be over before its successor counts.
+        former = self._streams.get(agent.instance_id)
+        if former is not None:
+            former.cancel()
+            await asyncio.wait([former])
+        stream = asyncio.create_task(self._hold(agent, context))
+        self._streams[agent.instance_id] = stream
+        try:
+            await asyncio.wait([stream])
+        finally:
+            stream.cancel()
+            await asyncio.wait([stream])
+            if self._streams.get(agent.instance_id) is stream:
+                del self._streams[agent.instance_id]
+        if stream.cancelled():
+            raise UnavailableError("paired again by a newer stream", reason="PAIRED_AGAIN")
+        stream.result()
+
+    async def _greet(self, context: PairContext) -> AgentDescriptor:
+        try:
+            async with asyncio.timeout(self._terms.silence_s):
+                hello = await context.read()
+        except TimeoutError:
+            raise UnavailableError(f"no hello within {self._terms.silence_s} s") from None
+        if not isinstance(hello, decode_pb2.PairRequest) or not hello.HasField("agent"):
+            raise InvalidRequestError("the first message must name an agent", field="agent")
+        check_compatible(self._terms.layout, layout_from_proto(hello.kv_layout))
+        return agent_from_proto(hello.agent)
+
+    async def _hold(self, agent: AgentDescriptor, context: PairContext) -> None:
+        beats: asyncio.Task[None] | None = None
+        try:
+            await self._join(agent)
+            self._peers[agent.instance_id] = agent
+            await context.write(
+                decode_pb2.PairResponse(
+                    agent=agent_to_proto(self._terms.agent),
+                    kv_layout=layout_to_proto(self._terms.layout),
+                )
+            )
+            logger.info("paired with prefill instance %s", agent.instance_id)
+            beats = asyncio.create_task(self._beat(context))
+            await self._listen(context)
+        finally:
+            self._peers.pop(agent.instance_id, None)
+            if beats is not None:
+                beats.cancel()
+                await asyncio.wait([beats])
+            # Runs to its end even when the server is stopping: leases of this peer depend on it.
+            await asyncio.shield(self._leave(agent))
+            logger.info("prefill instance %s is gone", agent.instance_id)
+
+    async def _listen(self, context: PairContext) -> None:
+        try:
+            while True:
+                async with asyncio.timeout(self._terms.silence_s):
+                    beat = await context.read()
+                if not isinstance(beat, decode_pb2.PairRequest):  # end of stream
+                    return
+        except TimeoutError:
+            raise UnavailableError(
+                f"prefill was silent for {self._terms.silence_s} s", reason="PEER_SILENT"
+            ) from None
+
+    async def _beat(self, context: PairContext) -> None:
+        """Sends heartbeats. A stream that takes no more is noticed by the listening side."""
+        while True:
+            await asyncio.sleep(self._terms.heartbeat_s)
+            await context.write(decode_pb2.PairResponse())

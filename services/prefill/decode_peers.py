@@ -1,0 +1,64 @@
+"""The decode workers this prefill worker may push to: its own discovery set, always paired."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from epd.errors import NotFoundError
+from epd.rpc.discovery import Discovery
+from services.prefill.peer_link import DecodePeer, PeerLink
+
+
+class DecodePeers:
+    """One link per address of the discovery set; no other address is ever dialled.
+
+    Args:
+        discovery: Who belongs to the set.
+        make_link: Makes the link to a new member.
+        pair_wait_s: How long a request waits for a member that is not paired yet.
+    """
+
+    def __init__(
+        self, discovery: Discovery, make_link: Callable[[str], PeerLink], pair_wait_s: float
+    ) -> None:
+        self._discovery = discovery
+        self._make_link = make_link
+        self._pair_wait_s = pair_wait_s
+        self._links: dict[str, PeerLink] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Follows the discovery set until cancelled; a link's bug ends it with that error."""
+        async with asyncio.TaskGroup() as group:
+            async for addresses in self._discovery.watch():
+                for gone in self._links.keys() - addresses:
+                    self._tasks.pop(gone).cancel()
+                    del self._links[gone]
+                for new in sorted(addresses - self._links.keys()):
+                    self._links[new] = self._make_link(new)
+                    self._tasks[new] = group.create_task(self._links[new].run())
+
+    def links(self) -> Iterable[PeerLink]:
+        """The links to all members, for status and metrics."""
+        return tuple(self._links.values())
+
+    async def find(self, address: str, instance_id: str) -> DecodePeer:
+        """The paired peer a request names.
+
+        Raises:
+            NotFoundError: no member has the address, or another process runs there now.
+            LayoutMismatchError: the member's KV does not fit; both values are named.
+            UnavailableError: the member is not paired.
+        """
+        link = self._links.get(address)
+        if link is None:
+            raise NotFoundError(
+                f"decode worker {address} is not in this worker's discovery set",
+                reason="NOT_A_MEMBER",
+            )
+        peer = await link.wait_up(self._pair_wait_s)
+        if peer.instance_id != instance_id:
+            raise NotFoundError(
+                f"decode worker {address} runs as {peer.instance_id}, not as {instance_id}",
+                reason="EARLIER_INSTANCE",
+            )
+        return peer

@@ -1,0 +1,184 @@
+"""The tie to one decode worker, made ahead of traffic and kept as long as it lives."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import grpc
+
+from epd.engine.kv_layout import KvLayout, check_compatible
+from epd.errors import EpdError, LayoutMismatchError, UnavailableError
+from epd.transfer.base import AgentDescriptor
+from epd.v1 import decode_pb2, decode_pb2_grpc
+from epd.wire.kv_layout import layout_from_proto, layout_to_proto
+from epd.wire.transfer import agent_from_proto, agent_to_proto
+
+PairCall: TypeAlias = "grpc.aio.StreamStreamCall[decode_pb2.PairRequest, decode_pb2.PairResponse]"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DecodePeer:
+    """A decode process this one may push to."""
+
+    address: str
+    agent: AgentDescriptor
+    layout: KvLayout
+    stub: decode_pb2_grpc.DecodeServiceStub
+
+    @property
+    def instance_id(self) -> str:
+        """The process start; another one at the same address is another peer."""
+        return self.agent.instance_id
+
+
+@dataclass(frozen=True)
+class PairingTerms:
+    """This side of every pair, and its bounds in seconds."""
+
+    agent: AgentDescriptor
+    layout: KvLayout
+    heartbeat_s: float
+    silence_s: float
+    backoff_s: float
+    max_backoff_s: float
+
+
+class PeerLink:
+    """Pairs with whatever process answers at one address, again and again.
+
+    Args:
+        address: The decode worker's gRPC address.
+        stub: Its service.
+        terms: What this side says and how long it waits.
+        join: Called with a new peer before it is used: connect, warm up. The link is not up until
+            it returns.
+        leave: Called once for each peer that had joined, when its stream ended or fell silent.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        stub: decode_pb2_grpc.DecodeServiceStub,
+        terms: PairingTerms,
+        join: Callable[[DecodePeer], Awaitable[None]],
+        leave: Callable[[DecodePeer], Awaitable[None]],
+    ) -> None:
+        self.address = address
+        self.peer: DecodePeer | None = None
+        #: Why there is no peer; the last pairing's failure, typed.
+        self.failure: EpdError = UnavailableError(f"decode worker {address} is not paired yet")
+        self._stub = stub
+        self._terms = terms
+        self._join = join
+        self._leave = leave
+        self._changed = asyncio.Condition()
+
+    async def wait_up(self, timeout_s: float) -> DecodePeer:
+        """The peer, as soon as there is one.
+
+        Raises:
+            EpdError: :attr:`failure`, after ``timeout_s`` or at once when the layouts do not fit.
+        """
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(
+                    lambda: self.peer is not None or isinstance(self.failure, LayoutMismatchError)
+                )
+        except TimeoutError:
+            pass
+        if self.peer is None:
+            raise type(self.failure)(self.failure.message, reason=self.failure.reason)
+        return self.peer
+
+    async def run(self) -> None:
+        """Keeps the pair until cancelled."""
+        backoff_s = self._terms.backoff_s
+        while True:
+            try:
+                await self._pair()
+                backoff_s = self._terms.backoff_s
+            except EpdError as error:
+                if (type(error), error.message) != (type(self.failure), self.failure.message):
+                    logger.warning("not paired with decode %s: %s", self.address, error.message)
+                await self._set(None, error)
+                backoff_s = min(backoff_s * 2, self._terms.max_backoff_s)
+            await asyncio.sleep(backoff_s)
+
+    async def _pair(self) -> None:
+        """One stream, from hello to its end. Raises the reason when it did not come up."""
+        call = self._stub.Pair()
+        try:
+            peer = await self._greet(call)
+            try:
+                await self._join(peer)
+                await self._set(peer, None)
+                logger.info("paired with decode %s, instance %s", self.address, peer.instance_id)
+                reason = await self._converse(call)
+                raise UnavailableError(f"decode worker {self.address} is gone: {reason}")
+            finally:
+                await self._set(None, None)
+                await self._leave(peer)
+        except grpc.aio.AioRpcError as error:
+            raise _typed(error, self.address) from error
+        finally:
+            call.cancel()
+
+    async def _greet(self, call: PairCall) -> DecodePeer:
+        terms = self._terms
+        try:
+            async with asyncio.timeout(terms.silence_s):
+                await call.write(
+                    decode_pb2.PairRequest(
+                        agent=agent_to_proto(terms.agent), kv_layout=layout_to_proto(terms.layout)
+                    )
+                )
+                answer = await call.read()
+        except TimeoutError:
+            raise UnavailableError(
+                f"decode worker {self.address} did not answer the hello in {terms.silence_s} s"
+            ) from None
+        if not isinstance(answer, decode_pb2.PairResponse):  # end of stream
+            raise UnavailableError(f"decode worker {self.address} ended the pairing")
+        layout = layout_from_proto(answer.kv_layout)
+        check_compatible(terms.layout, layout)
+        return DecodePeer(self.address, agent_from_proto(answer.agent), layout, self._stub)
+
+    async def _converse(self, call: PairCall) -> str:
+        """Exchanges heartbeats; returns why that ended."""
+        beats = asyncio.create_task(self._beat(call))
+        try:
+            while True:
+                async with asyncio.timeout(self._terms.silence_s):
+                    answer = await call.read()
+                if not isinstance(answer, decode_pb2.PairResponse):
+                    return "it ended the stream"
+        except TimeoutError:
+            return f"silent for {self._terms.silence_s} s"
+        except grpc.aio.AioRpcError as error:
+            return error.details() or error.code().name
+        finally:
+            beats.cancel()
+            await asyncio.gather(beats, return_exceptions=True)
+
+    async def _beat(self, call: PairCall) -> None:
+        """Sends heartbeats. A stream that takes no more is noticed by the reading side."""
+        while True:
+            await asyncio.sleep(self._terms.heartbeat_s)
+            await call.write(decode_pb2.PairRequest())
+
+    async def _set(self, peer: DecodePeer | None, failure: EpdError | None) -> None:
+        async with self._changed:
+            self.peer = peer
+            self.failure = failure or self.failure
+            self._changed.notify_all()
+
+
+def _typed(error: grpc.aio.AioRpcError, address: str) -> EpdError:
+    text = f"decode worker {address}: {error.details() or error.code().name}"
+    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+        return LayoutMismatchError(text)
+    return UnavailableError(text)
