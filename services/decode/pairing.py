@@ -125,7 +125,7 @@ class Pairings:
             self._peers.pop(agent.instance_id, None)
             if beats is not None:
                 beats.cancel()
-                await asyncio.wait([beats])
+                await asyncio.gather(beats, return_exceptions=True)
             # Runs to its end even when the server is stopping: leases of this peer depend on it.
             await asyncio.shield(self._leave(agent))
             logger.info("prefill instance %s is gone", agent.instance_id)

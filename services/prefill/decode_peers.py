@@ -14,7 +14,8 @@ class DecodePeers:
     Args:
         discovery: Who belongs to the set.
         make_link: Makes the link to a new member.
-        pair_wait_s: How long a request waits for a member that is not paired yet.
+        pair_wait_s: How long a request waits for an address that the router has discovered a
+            moment earlier, and for a member that is not paired yet.
     """
 
     def __init__(
@@ -25,6 +26,7 @@ class DecodePeers:
         self._pair_wait_s = pair_wait_s
         self._links: dict[str, PeerLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Condition()
 
     async def run(self) -> None:
         """Follows the discovery set until cancelled; a link's bug ends it with that error."""
@@ -36,6 +38,8 @@ class DecodePeers:
                 for new in sorted(addresses - self._links.keys()):
                     self._links[new] = self._make_link(new)
                     self._tasks[new] = group.create_task(self._links[new].run())
+                async with self._changed:
+                    self._changed.notify_all()
 
     def links(self) -> Iterable[PeerLink]:
         """The links to all members, for status and metrics."""
@@ -49,12 +53,7 @@ class DecodePeers:
             LayoutMismatchError: the member's KV does not fit; both values are named.
             UnavailableError: the member is not paired.
         """
-        link = self._links.get(address)
-        if link is None:
-            raise NotFoundError(
-                f"decode worker {address} is not in this worker's discovery set",
-                reason="NOT_A_MEMBER",
-            )
+        link = await self._member(address)
         peer = await link.wait_up(self._pair_wait_s)
         if peer.instance_id != instance_id:
             raise NotFoundError(
@@ -62,3 +61,14 @@ class DecodePeers:
                 reason="EARLIER_INSTANCE",
             )
         return peer
+
+    async def _member(self, address: str) -> PeerLink:
+        try:
+            async with asyncio.timeout(self._pair_wait_s), self._changed:
+                await self._changed.wait_for(lambda: address in self._links)
+            return self._links[address]
+        except TimeoutError:
+            raise NotFoundError(
+                f"decode worker {address} is not in this worker's discovery set",
+                reason="NOT_A_MEMBER",
+            ) from None

@@ -1,0 +1,186 @@
+"""Both ends of the pair stream against each other over a real gRPC connection."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from epd.engine.kv_layout import KvLayout
+from epd.errors import LayoutMismatchError, NotFoundError, UnavailableError
+from epd.rpc.discovery import Discovery, parse_discovery
+from epd.transfer.base import AgentDescriptor
+from epd.v1 import decode_pb2, decode_pb2_grpc
+from epd.wire.kv_layout import layout_to_proto
+from epd.wire.transfer import agent_to_proto
+from services.decode import pairing
+from services.prefill import peer_link
+from services.prefill.decode_peers import DecodePeers
+
+LAYOUT = KvLayout(
+    model_digest="aa", layer_count=2, kv_head_count=2, head_dim=8, dtype="float32", block_size=16
+)
+
+
+def agent(instance_id: str) -> AgentDescriptor:
+    return AgentDescriptor(instance_id, f"name.{instance_id}", "local", b"")
+
+
+class DecodeEnd(decode_pb2_grpc.DecodeServiceServicer):
+    """A decode worker that only pairs, and keeps a log of who came and went."""
+
+    def __init__(self, instance_id: str, layout: KvLayout, silence_s: float) -> None:
+        self.log: list[str] = []
+        self.silent = False
+        terms = pairing.PairingTerms(agent(instance_id), layout, 0.02, silence_s)
+        self.pairings = pairing.Pairings(terms, self._join, self._leave)
+
+    async def _join(self, peer: AgentDescriptor) -> None:
+        self.log.append(f"+{peer.instance_id}")
+
+    async def _leave(self, peer: AgentDescriptor) -> None:
+        self.log.append(f"-{peer.instance_id}")
+
+    async def Pair(self, _: object, context: pairing.PairContext) -> None:
+        try:
+            await self.pairings.serve(context)
+        except LayoutMismatchError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
+        except UnavailableError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+
+
+@asynccontextmanager
+async def decode_end(
+    instance_id: str, *, port: int = 0, layout: KvLayout = LAYOUT, silence_s: float = 1.0
+) -> AsyncIterator[tuple[int, DecodeEnd]]:
+    end = DecodeEnd(instance_id, layout, silence_s)
+    server = grpc.aio.server()
+    decode_pb2_grpc.add_DecodeServiceServicer_to_server(end, server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield port, end
+    finally:
+        await server.stop(0)
+
+
+class PrefillEnd:
+    """A prefill worker that only pairs."""
+
+    def __init__(self, decodes: str, *, heartbeat_s: float = 0.02, silence_s: float = 1.0) -> None:
+        self.log: list[str] = []
+        self._channels: list[grpc.aio.Channel] = []
+        self._terms = peer_link.PairingTerms(
+            agent("p1"), LAYOUT, heartbeat_s, silence_s, backoff_s=0.02, max_backoff_s=0.1
+        )
+        discovery = Discovery(parse_discovery(decodes, "decodes"))
+        self.peers = DecodePeers(discovery, self._link, pair_wait_s=1.0)
+
+    def _link(self, address: str) -> peer_link.PeerLink:
+        channel = grpc.aio.insecure_channel(address)
+        self._channels.append(channel)
+        stub = decode_pb2_grpc.DecodeServiceStub(channel)
+        return peer_link.PeerLink(address, stub, self._terms, self._join, self._leave)
+
+    async def _join(self, peer: peer_link.DecodePeer) -> None:
+        self.log.append(f"+{peer.instance_id}")
+
+    async def _leave(self, peer: peer_link.DecodePeer) -> None:
+        self.log.append(f"-{peer.instance_id}")
+
+    async def __aenter__(self) -> "PrefillEnd":
+        self._task = asyncio.create_task(self.peers.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        for channel in self._channels:
+            await channel.close()
+
+
+async def until(log: list[str], wanted: str) -> None:
+    async with asyncio.timeout(5):
+        while wanted not in log:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_member_is_paired_ahead_of_traffic() -> None:
+    async with decode_end("d1") as (port, end):
+        async with PrefillEnd(f"127.0.0.1:{port}") as prefill:
+            peer = await prefill.peers.find(f"127.0.0.1:{port}", "d1")
+            assert peer.layout == LAYOUT
+            assert end.pairings.peer("p1") == agent("p1")
+            await asyncio.sleep(0.2)
+            assert (prefill.log, end.log) == (["+d1"], ["+p1"])
+        await until(end.log, "-p1")
+
+
+async def test_an_address_outside_the_discovery_set_is_never_dialled() -> None:
+    async with decode_end("d1") as (port, end), PrefillEnd("") as prefill:
+        with pytest.raises(NotFoundError) as refusal:
+            await prefill.peers.find(f"127.0.0.1:{port}", "d1")
+        assert refusal.value.reason == "NOT_A_MEMBER"
+        assert end.log == []
+
+
+async def test_a_process_restarted_at_its_address_is_a_new_peer_five_times() -> None:
+    async with decode_end("d0") as (port, _):
+        pass
+    async with PrefillEnd(f"127.0.0.1:{port}") as prefill:
+        expected: list[str] = []
+        for instance in ("d1", "d2", "d3", "d4", "d5"):
+            async with decode_end(instance, port=port):
+                peer = await prefill.peers.find(f"127.0.0.1:{port}", instance)
+                assert peer.instance_id == instance
+                if instance != "d1":
+                    with pytest.raises(NotFoundError) as refusal:
+                        await prefill.peers.find(f"127.0.0.1:{port}", "d1")
+                    assert refusal.value.reason == "EARLIER_INSTANCE"
+            await until(prefill.log, f"-{instance}")
+            expected += [f"+{instance}", f"-{instance}"]
+        assert prefill.log == expected
+
+
+async def test_a_layout_mismatch_is_refused_at_first_contact_naming_both_values() -> None:
+    other = dataclasses.replace(LAYOUT, block_size=32)
+    async with (
+        decode_end("d1", layout=other) as (port, end),
+        PrefillEnd(f"127.0.0.1:{port}") as prefill,
+    ):
+        with pytest.raises(LayoutMismatchError, match=r"block_size: 32 here, 16 there"):
+            await prefill.peers.find(f"127.0.0.1:{port}", "d1")
+        assert (prefill.log, end.log) == ([], [])
+
+
+async def test_a_silent_prefill_is_taken_for_gone_by_decode() -> None:
+    async with (
+        decode_end("d1", silence_s=0.2) as (port, end),
+        PrefillEnd(f"127.0.0.1:{port}", heartbeat_s=60.0) as prefill,
+    ):
+        await prefill.peers.find(f"127.0.0.1:{port}", "d1")
+        await until(end.log, "-p1")
+        with pytest.raises(NotFoundError):
+            end.pairings.peer("p1")
+        await until(prefill.log, "-d1")
+
+
+async def test_a_prefill_that_pairs_again_replaces_its_former_stream() -> None:
+    async with decode_end("d1", silence_s=30.0) as (port, end):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = decode_pb2_grpc.DecodeServiceStub(channel).Pair()
+            hello = decode_pb2.PairRequest()
+            async with PrefillEnd(f"127.0.0.1:{port}") as prefill:
+                await prefill.peers.find(f"127.0.0.1:{port}", "d1")
+                hello.agent.CopyFrom(agent_to_proto(agent("p1")))
+                hello.kv_layout.CopyFrom(layout_to_proto(LAYOUT))
+                await call.write(hello)
+                answer = await call.read()
+                assert isinstance(answer, decode_pb2.PairResponse)
+                await until(prefill.log, "-d1")
+            call.cancel()
+        await until(end.log[2:], "+p1")
+        assert end.log[:3] == ["+p1", "-p1", "+p1"]
