@@ -30,6 +30,18 @@ class PairingTerms:
     silence_s: float
 
 
+class _Stream:
+    """Life of one pair stream: told to end by its successor, over when its peer has left."""
+
+    def __init__(self) -> None:
+        self.replaced = asyncio.Event()
+        self.over = asyncio.Event()
+
+    async def until_replaced(self) -> None:
+        await self.replaced.wait()
+        raise UnavailableError("this process has paired anew", reason="PAIRED_AGAIN")
+
+
 class Pairings:
     """Who is paired now. A peer is gone when its stream ends, fails or falls silent.
 
@@ -49,7 +61,8 @@ class Pairings:
         self._join = join
         self._leave = leave
         self._peers: dict[str, AgentDescriptor] = {}
-        self._streams: dict[str, asyncio.Task[None]] = {}
+        self._streams: dict[str, _Stream] = {}
+        self._departures: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -74,27 +87,27 @@ class Pairings:
         Raises:
             InvalidRequestError: the first message is no hello.
             LayoutMismatchError: the KV layouts do not fit; both values are named.
-            UnavailableError: no hello came, or the peer fell silent.
+            UnavailableError: no hello came, the peer fell silent or has paired anew.
         """
         agent = await self._greet(context)
         # A process that pairs again has given up its former stream, whether or not this side has
         # noticed: that one must be over before its successor counts.
-        former = self._streams.get(agent.instance_id)
-        if former is not None:
-            former.cancel()
-            await asyncio.wait([former])
-        stream = asyncio.create_task(self._hold(agent, context))
-        self._streams[agent.instance_id] = stream
+        while (former := self._streams.get(agent.instance_id)) is not None:
+            former.replaced.set()
+            await former.over.wait()
+        stream = self._streams[agent.instance_id] = _Stream()
         try:
-            await asyncio.wait([stream])
+            await self._join(agent)
+            self._peers[agent.instance_id] = agent
+            logger.info("paired with prefill instance %s", agent.instance_id)
+            await self._converse(context, stream)
         finally:
-            stream.cancel()
-            await asyncio.wait([stream])
-            if self._streams.get(agent.instance_id) is stream:
-                del self._streams[agent.instance_id]
-        if stream.cancelled():
-            raise UnavailableError("paired again by a newer stream", reason="PAIRED_AGAIN")
-        stream.result()
+            self._peers.pop(agent.instance_id, None)
+            # Runs to its end even when this call is cancelled: the peer's leases depend on it.
+            departure = asyncio.create_task(self._depart(agent, stream))
+            self._departures.add(departure)
+            departure.add_done_callback(self._departures.discard)
+            await asyncio.shield(departure)
 
     async def _greet(self, context: PairContext) -> AgentDescriptor:
         try:
@@ -107,28 +120,33 @@ class Pairings:
         check_compatible(self._terms.layout, layout_from_proto(hello.kv_layout))
         return agent_from_proto(hello.agent)
 
-    async def _hold(self, agent: AgentDescriptor, context: PairContext) -> None:
-        beats: asyncio.Task[None] | None = None
-        try:
-            await self._join(agent)
-            self._peers[agent.instance_id] = agent
-            await context.write(
-                decode_pb2.PairResponse(
-                    agent=agent_to_proto(self._terms.agent),
-                    kv_layout=layout_to_proto(self._terms.layout),
-                )
+    async def _converse(self, context: PairContext, stream: _Stream) -> None:
+        """Answers the hello and exchanges heartbeats until one side has enough."""
+        await context.write(
+            decode_pb2.PairResponse(
+                agent=agent_to_proto(self._terms.agent),
+                kv_layout=layout_to_proto(self._terms.layout),
             )
-            logger.info("paired with prefill instance %s", agent.instance_id)
-            beats = asyncio.create_task(self._beat(context))
-            await self._listen(context)
+        )
+        parts = [
+            asyncio.create_task(part)
+            for part in (self._listen(context), self._beat(context), stream.until_replaced())
+        ]
+        try:
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._peers.pop(agent.instance_id, None)
-            if beats is not None:
-                beats.cancel()
-                await asyncio.gather(beats, return_exceptions=True)
-            # Runs to its end even when the server is stopping: leases of this peer depend on it.
-            await asyncio.shield(self._leave(agent))
+            for part in parts:
+                part.cancel()
+        for part in done:
+            part.result()
+
+    async def _depart(self, agent: AgentDescriptor, stream: _Stream) -> None:
+        try:
+            await self._leave(agent)
             logger.info("prefill instance %s is gone", agent.instance_id)
+        finally:
+            del self._streams[agent.instance_id]
+            stream.over.set()
 
     async def _listen(self, context: PairContext) -> None:
         try:
