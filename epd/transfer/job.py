@@ -1,0 +1,169 @@
+"""One WRITE or READ on its way through the agent thread, piece by piece."""
+
+import collections
+import enum
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from epd.errors import EpdError, TransferFailedError
+from epd.transfer.base import (
+    Segment,
+    TransferBackend,
+    TransferHandle,
+    TransferResult,
+    TransferState,
+)
+from epd.transfer.pieces import Piece, check_pairs, cut
+
+
+@dataclass(frozen=True)
+class TransferOrder:
+    """What to move: ``operation`` is WRITE or READ, segments pair up one to one.
+
+    ``guard`` is called on the agent thread before each post and raises an EpdError to forbid it.
+    """
+
+    operation: str
+    peer: str
+    local: Sequence[Segment]
+    remote: Sequence[Segment]
+    notice: bytes = b""
+    guard: Callable[[], None] | None = None
+
+
+class JobState(enum.Enum):
+    """What a call of :meth:`TransferJob.advance` came to."""
+
+    WAITING = "waiting"
+    MOVED = "moved"
+    OVER = "over"
+
+
+class UnreleasedTransferError(TransferFailedError):
+    """The transfer failed and the library still holds on to it, so memory may still be touched.
+
+    ``released`` completes once it lets go; until then the buffers stay out of use.
+    """
+
+    def __init__(self, message: str, released: "Future[None]") -> None:
+        super().__init__(message)
+        self.released = released
+
+
+class TransferJob:
+    """State of one transfer. Used by the agent thread only, except for ``future``.
+
+    Pieces are posted one after the other, so the last one's notice follows all the data. ``future``
+    completes when nothing of the transfer is in flight any more; :class:`UnreleasedTransferError`
+    is the one exception to that.
+    """
+
+    def __init__(self, order: TransferOrder, piece_bytes: int, release_patience_s: float) -> None:
+        self.order = order
+        self.future: Future[TransferResult] = Future()
+        self._piece_bytes = piece_bytes
+        self._release_patience_ns = int(release_patience_s * 1e9)
+        self._pieces: collections.deque[Piece] = collections.deque()
+        self._handle: TransferHandle | None = None
+        self._started_ns = 0
+        self._results: list[TransferResult] = []
+        self._error: EpdError | None = None
+        self._failed_ns = 0
+        self._released: Future[None] | None = None
+
+    @property
+    def in_flight(self) -> bool:
+        """The library holds a posted piece."""
+        return self._handle is not None
+
+    def advance(self, backend: TransferBackend) -> JobState:
+        """Does what can be done without waiting, posting at most one piece.
+
+        Completes ``future``, so its callbacks run inside.
+        """
+        if self._error is not None:
+            return self._release(backend)
+        if self._handle is not None:
+            state = backend.poll(self._handle)
+            if state is TransferState.RUNNING:
+                return JobState.WAITING
+            if state is TransferState.FAILED:
+                self._error = TransferFailedError(f"{self._title} failed while it ran")
+                self._failed_ns = time.monotonic_ns()
+                return self._release(backend)
+            self._results.append(backend.finish(self._handle))
+            self._handle = None
+            if not self._pieces:
+                return self._complete()
+        elif not self._started_ns and not self._start():
+            return JobState.OVER
+        return self._post(backend)
+
+    def abandon(self, error: EpdError) -> None:
+        """Fails what is still open, because the agent ends."""
+        if self.future.done():
+            return
+        if self._handle is not None:
+            error = UnreleasedTransferError(error.message, Future())
+        elif not self._started_ns and not self.future.set_running_or_notify_cancel():
+            return
+        self.future.set_exception(error)
+
+    @property
+    def _title(self) -> str:
+        return f"{self.order.operation} with {self.order.peer}"
+
+    def _start(self) -> bool:
+        if not self.future.set_running_or_notify_cancel():
+            return False
+        self._started_ns = time.perf_counter_ns()
+        try:
+            check_pairs(self.order.local, self.order.remote)
+        except TransferFailedError as error:
+            self.future.set_exception(error)
+            return False
+        self._pieces.extend(cut(self.order.local, self.order.remote, self._piece_bytes))
+        return True
+
+    def _post(self, backend: TransferBackend) -> JobState:
+        order = self.order
+        try:
+            if order.guard is not None:
+                order.guard()
+            local, remote = self._pieces.popleft()
+            notice = b"" if self._pieces else order.notice
+            post = backend.write if order.operation == "WRITE" else backend.read
+            self._handle = post(order.peer, local, remote, notice)
+        except EpdError as error:
+            self.future.set_exception(error)
+            return JobState.OVER
+        return JobState.MOVED
+
+    def _release(self, backend: TransferBackend) -> JobState:
+        assert self._handle is not None
+        assert self._error is not None
+        if backend.release(self._handle):
+            self._handle = None
+            if self._released is not None:
+                self._released.set_result(None)
+            else:
+                self.future.set_exception(self._error)
+            return JobState.OVER
+        waited = time.monotonic_ns() - self._failed_ns
+        if self._released is None and waited > self._release_patience_ns:
+            self._released = Future()
+            self.future.set_exception(UnreleasedTransferError(self._error.message, self._released))
+        return JobState.WAITING
+
+    def _complete(self) -> JobState:
+        self.future.set_result(
+            TransferResult(
+                sum(one.byte_count for one in self._results),
+                sum(one.descriptor_count for one in self._results),
+                sum(one.post_ns for one in self._results),
+                time.perf_counter_ns() - self._started_ns,
+            )
+        )
+        return JobState.OVER
