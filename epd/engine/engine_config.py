@@ -1,0 +1,31 @@
+"""Settings of an engine."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Sizes and bounds; tokens, blocks and requests are counts."""
+
+    #: Tokens per KV block.
+    block_size: int = 32
+    #: Blocks in the pool.
+    num_blocks: int = 1024
+    #: Requests that are computed at once.
+    max_running: int = 64
+    #: Requests that may wait; one more is refused.
+    max_waiting: int = 256
+    #: Most tokens of one step: the length of a prefill chunk and the decode stall it causes.
+    token_budget: int = 512
+    #: Blocks kept free per running request that still grows, before another is admitted.
+    headroom_blocks: int = 1
+    #: Most tokens of prompt and output; None takes the model's.
+    max_context: int | None = None
+    #: Whether finished blocks stay findable by content.
+    prefix_cache: bool = True
+    #: Element type of weights and KV: float32, bfloat16 or float16.
+    dtype: str = "float32"
+    #: Torch device.
+    device: str = "cpu"
+    #: Torch threads of the engine thread; None leaves torch's own choice.
+    threads: int | None = None

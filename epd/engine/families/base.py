@@ -1,0 +1,174 @@
+"""What a model family has to say about itself. A new family is a new file beside this one."""
+
+import abc
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from epd.engine.requests import PromptImage
+from epd.errors import UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+    from transformers import PretrainedConfig
+
+#: Patch grid of an image, (temporal, height, width) in patches before merging.
+Grid = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class ImagePlan:
+    """The place one image takes in a prompt, known from its size alone.
+
+    The ``anchor_token_id`` of the rendered prompt is replaced by ``placeholder_ids``, of which
+    ``embedding_tokens`` take one row of the embedding each. ``position_delta`` is the next rope
+    position after the image minus the next token index; it adds up over images.
+    """
+
+    grid: Grid
+    anchor_token_id: int
+    placeholder_ids: tuple[int, ...]
+    position_delta: int
+    embedding_tokens: int
+
+
+@dataclass(frozen=True)
+class PixelInput:
+    """A preprocessed image: ``patches`` is float32 [patches, features]."""
+
+    patches: npt.NDArray[np.float32]
+    grid: Grid
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Attention of the whole language model, over all ranks."""
+
+    layer_count: int
+    query_head_count: int
+    kv_head_count: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class LanguageModules:
+    """The language half: ``body`` is all layers and the final norm, without embedding or head."""
+
+    embed_tokens: "torch.nn.Module"
+    body: "torch.nn.Module"
+    lm_head: "torch.nn.Module"
+
+
+class ModelFamily(abc.ABC):
+    """One model folder as its family reads it. Text-only unless the image methods are overridden.
+
+    Cheap to make: reads configuration files, never weights.
+    """
+
+    #: ``model_type`` in config.json.
+    name: str
+    #: Rows of :meth:`positions`: 1, or 3 for multimodal rope.
+    position_axes: int = 1
+    #: Placeholders with this id take one row of an image's embedding each.
+    embedding_token_id: int | None = None
+
+    def __init__(self, folder: Path, config: "PretrainedConfig") -> None:
+        self.folder = folder
+        self.config = config
+
+    @property
+    def text_config(self) -> Any:
+        """Configuration of the language half."""
+        return self.config.get_text_config()
+
+    @property
+    def accepts_images(self) -> bool:
+        """Whether requests may hold images."""
+        return self.embedding_token_id is not None
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and output together."""
+        return int(self.text_config.max_position_embeddings)
+
+    @property
+    def hidden_size(self) -> int:
+        """Features of one token, also of one row of an image's embedding."""
+        return int(self.text_config.hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return int(self.text_config.vocab_size)
+
+    @property
+    def attention_shape(self) -> AttentionShape:
+        """Heads and layers."""
+        text = self.text_config
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        return AttentionShape(
+            text.num_hidden_layers, text.num_attention_heads, text.num_key_value_heads, head_dim
+        )
+
+    @cached_property
+    def end_token_ids(self) -> frozenset[int]:
+        """Tokens that end an output, from generation_config.json as ``generate`` reads them."""
+        path = self.folder / "generation_config.json"
+        ends = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
+        if ends is None:
+            ends = self.text_config.eos_token_id
+        return frozenset([ends] if isinstance(ends, int) else ends or [])
+
+    def positions(
+        self, images: Sequence[PromptImage], position_delta: int, start: int, end: int
+    ) -> npt.NDArray[np.int64]:
+        """Rope positions [position_axes, end - start] of tokens ``start`` to ``end``.
+
+        ``position_delta`` is the sum over all images; images that the range touches or precedes
+        need their grid.
+        """
+        return np.arange(start, end, dtype=np.int64)[None] + position_delta
+
+    @abc.abstractmethod
+    def load_language(self, dtype: "torch.dtype", device: "torch.device") -> LanguageModules:
+        """Reads the language half from disk, and nothing else."""
+
+    def plan_image(self, grid: Grid) -> ImagePlan:
+        """The place an image of this patch grid takes."""
+        raise self._no_images()
+
+    def plan_from_size(self, width: int, height: int) -> ImagePlan:
+        """The place an image of this many pixels takes, before it is decoded.
+
+        Raises:
+            InvalidRequestError: the model takes no image of this shape.
+        """
+        raise self._no_images()
+
+    def preprocess(self, image: "Image") -> PixelInput:
+        """Patches of an upright RGB image. Slow; pure, so it may run in another process."""
+        raise self._no_images()
+
+    @property
+    def processor_digest(self) -> str:
+        """Digest of all that decides :meth:`preprocess`, hexadecimal; empty without images."""
+        return ""
+
+    def load_vision(self, dtype: "torch.dtype", device: "torch.device") -> "torch.nn.Module":
+        """Reads vision tower and projector from disk, and nothing else.
+
+        The module maps (patches, grids [images, 3]) to embeddings [tokens, hidden], in order.
+        """
+        raise self._no_images()
+
+    def _no_images(self) -> UnsupportedFeatureError:
+        return UnsupportedFeatureError(
+            f"the model ({self.name}) takes no images", reason="IMAGES_UNSUPPORTED"
+        )

@@ -1,0 +1,145 @@
+"""Qwen2-VL: images of any size, multimodal rope over time, height and width."""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from blake3 import blake3
+from PIL.Image import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+    Qwen2VLImageProcessorPil,
+    smart_resize,
+)
+from transformers.models.qwen2_vl.modeling_qwen2_vl import (
+    Qwen2VisionTransformerPretrainedModel,
+    Qwen2VLTextModel,
+)
+
+from epd.engine.attention import register_attention
+from epd.engine.families.base import Grid, ImagePlan, LanguageModules, ModelFamily, PixelInput
+from epd.engine.loading import WeightFiles
+from epd.engine.requests import PromptImage
+from epd.errors import InvalidRequestError
+
+# Folders from the hub use the short prefixes, folders saved by some transformers versions the long.
+LANGUAGE_PREFIXES = ("model.language_model.", "model.")
+VISION_PREFIXES = ("model.visual.", "visual.")
+
+
+class Qwen2VLVision(torch.nn.Module):
+    """Vision tower and merger with plain tensors at both ends."""
+
+    def __init__(self, tower: Qwen2VisionTransformerPretrainedModel) -> None:
+        super().__init__()
+        self.tower = tower
+
+    def forward(self, patches: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
+        embeddings: torch.Tensor = self.tower(patches, grid_thw=grids).pooler_output
+        return embeddings
+
+
+class Qwen2VLFamily(ModelFamily):
+    """``Qwen2VLForConditionalGeneration`` folders."""
+
+    name = "qwen2_vl"
+    position_axes = 3
+
+    def __init__(self, folder: Any, config: Any) -> None:
+        super().__init__(folder, config)
+        self.embedding_token_id = int(config.image_token_id)
+        self._merge_size = int(config.vision_config.spatial_merge_size)
+
+    def positions(
+        self, images: Sequence[PromptImage], position_delta: int, start: int, end: int
+    ) -> npt.NDArray[np.int64]:
+        if not images or start >= images[-1].offset + images[-1].length:
+            return np.repeat(np.arange(start, end)[None] + position_delta, 3, axis=0)
+        positions = np.repeat(np.arange(start, end)[None], 3, axis=0)
+        delta = 0
+        for image in images:
+            if image.offset >= end:
+                break
+            assert image.grid is not None, "rope positions of an image need its grid"
+            stop = image.offset + image.length
+            low, high = max(image.offset, start), min(stop, end)
+            if low < high:
+                inside = self._image_positions(image.grid)[
+                    :, low - image.offset : high - image.offset
+                ]
+                positions[:, low - start : high - start] = image.offset + delta + inside
+            # Text after the image goes on from the image's longer side.
+            step = self.plan_image(image.grid).position_delta
+            positions[:, max(stop - start, 0) :] += step
+            delta += step
+        return positions
+
+    def _image_positions(self, grid: Grid) -> npt.NDArray[np.int64]:
+        """[3, tokens] from the image's first position on, in raster order after merging."""
+        temporal, height, width = grid
+        shape = (temporal, height // self._merge_size, width // self._merge_size)
+        return np.indices(shape, dtype=np.int64).reshape(3, -1)
+
+    def plan_image(self, grid: Grid) -> ImagePlan:
+        temporal, height, width = grid
+        tokens = temporal * height * width // self._merge_size**2
+        assert self.embedding_token_id is not None
+        return ImagePlan(
+            grid=grid,
+            anchor_token_id=self.embedding_token_id,
+            placeholder_ids=(self.embedding_token_id,) * tokens,
+            position_delta=max(height, width) // self._merge_size - tokens,
+            embedding_tokens=tokens,
+        )
+
+    def plan_from_size(self, width: int, height: int) -> ImagePlan:
+        processor = self._processor
+        try:
+            rows, columns = smart_resize(
+                height,
+                width,
+                factor=processor.patch_size * processor.merge_size,
+                min_pixels=processor.size["shortest_edge"],
+                max_pixels=processor.size["longest_edge"],
+            )
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"an image of {width}x{height} pixels has too extreme a side ratio",
+                field="image",
+                reason="IMAGE_SHAPE",
+            ) from error
+        return self.plan_image((1, rows // processor.patch_size, columns // processor.patch_size))
+
+    def preprocess(self, image: Image) -> PixelInput:
+        output = self._processor([image], return_tensors="np")
+        temporal, height, width = (int(n) for n in output["image_grid_thw"][0])
+        return PixelInput(output["pixel_values"], (temporal, height, width))
+
+    @property
+    def processor_digest(self) -> str:
+        settings = json.dumps(self._processor.to_dict(), sort_keys=True, default=str)
+        return blake3(f"{self.name}\n{settings}".encode()).hexdigest()
+
+    @cached_property
+    def _processor(self) -> Qwen2VLImageProcessorPil:
+        return Qwen2VLImageProcessorPil.from_pretrained(self.folder, local_files_only=True)
+
+    def load_language(self, dtype: torch.dtype, device: torch.device) -> LanguageModules:
+        config = self.text_config
+        config._attn_implementation = register_attention()
+        weights = WeightFiles(self.folder, dtype, device)
+        prefix = weights.present_prefix(LANGUAGE_PREFIXES, "embed_tokens.weight")
+        body = weights.load(lambda: Qwen2VLTextModel(config), prefix)
+        tied = body.embed_tokens.weight if self.config.tie_word_embeddings else None
+        return LanguageModules(body.embed_tokens, body, weights.load_head("lm_head.weight", tied))
+
+    def load_vision(self, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
+        config = self.config.vision_config
+        config._attn_implementation = "sdpa"
+        weights = WeightFiles(self.folder, dtype, device)
+        prefix = weights.present_prefix(VISION_PREFIXES, "patch_embed.proj.weight")
+        tower = weights.load(lambda: Qwen2VisionTransformerPretrainedModel(config), prefix)
+        return Qwen2VLVision(tower)
