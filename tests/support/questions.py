@@ -1,0 +1,37 @@
+"""Seeded questions for end-to-end tests: 0 to 4 images, short and long texts."""
+
+import io
+import random
+
+from PIL import Image
+
+from tests.support.reference import Question
+
+WORDS = "the red circle is at top left of a blue square and where green stars are two".split()
+
+
+def make_image(random_source: random.Random) -> bytes:
+    """A PNG of 60 to 170 pixels a side: coarse random patches, so that files stay small."""
+    cells = (random_source.randint(2, 6), random_source.randint(2, 6))
+    small = Image.frombytes("RGB", cells, random_source.randbytes(3 * cells[0] * cells[1]))
+    size = (random_source.randint(60, 170), random_source.randint(60, 170))
+    file = io.BytesIO()
+    small.resize(size, Image.Resampling.NEAREST).save(file, "PNG")
+    return file.getvalue()
+
+
+def make_questions(count: int, seed: int, *, long_every: int = 8) -> list[Question]:
+    """``count`` questions; image counts go round 0 to 4, every ``long_every``-th is very long.
+
+    A very long one has more than 1024 tokens with a byte-level tokenizer; others are short.
+    """
+    random_source = random.Random(seed)
+    questions = []
+    for index in range(count):
+        images = tuple(make_image(random_source) for _ in range(index % 5))
+        length = random_source.randint(1100, 1500) if index % long_every == 3 else 40
+        text = ""
+        while len(text) < length:
+            text += random_source.choice(WORDS) + " "
+        questions.append(Question(images, text))
+    return questions

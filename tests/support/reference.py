@@ -1,0 +1,72 @@
+"""What plain ``transformers`` answers: the whole model in this process, nothing of ours."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from transformers import AutoTokenizer, Qwen2VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+
+@dataclass(frozen=True)
+class Question:
+    """One user turn: image files first, then text."""
+
+    images: tuple[bytes, ...]
+    text: str
+
+
+class Reference:
+    """Greedy ``generate`` of a Qwen2-VL folder in float32."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = Qwen2VLForConditionalGeneration.from_pretrained(
+            folder, dtype=torch.float32
+        ).eval()
+        self._model.generation_config.eos_token_id = None  # questions go past the end token
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
+        self._pad = self._model.config.image_token_id
+
+    def prompt_ids(self, question: Question, grids: Sequence[tuple[int, int, int]]) -> list[int]:
+        """The rendered conversation with every image's placeholders."""
+        content = [{"type": "image"} for _ in question.images]
+        messages = [{"role": "user", "content": [*content, {"type": "text", "text": question.text}]}]
+        text = self._tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        ids: list[int] = []
+        left = iter(grids)
+        merge = self._processor.merge_size**2
+        for token in self._tokenizer.encode(text, add_special_tokens=False):
+            if token == self._pad:
+                temporal, height, width = next(left)
+                ids += [token] * (temporal * height * width // merge)
+            else:
+                ids.append(token)
+        return ids
+
+    def greedy(self, question: Question, max_tokens: int) -> list[int]:
+        """``max_tokens`` tokens, past any end token."""
+        inputs: dict[str, torch.Tensor] = {}
+        grids: list[tuple[int, int, int]] = []
+        if question.images:
+            files = [Image.open(io.BytesIO(data)).convert("RGB") for data in question.images]
+            pixels = self._processor(images=files, return_tensors="pt")
+            grids = [tuple(grid) for grid in pixels["image_grid_thw"].tolist()]
+            inputs |= {key: pixels[key] for key in ("pixel_values", "image_grid_thw")}
+        ids = torch.tensor([self.prompt_ids(question, grids)])
+        with torch.inference_mode():
+            output = self._model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                mm_token_type_ids=(ids == self._pad).int(),
+                max_new_tokens=max_tokens,
+                do_sample=False,
+                **inputs,
+            )
+        answer: list[int] = output[0, ids.shape[1] :].tolist()
+        return answer
