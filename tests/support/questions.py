@@ -7,7 +7,7 @@ from PIL import Image
 
 from tests.support.reference import Question
 
-WORDS = "the red circle is at top left of a blue square and where green stars are two".split()
+WORDS = ("the", "red", "circle", "is", "at", "top", "left", "of", "a", "blue", "square", "where")
 
 
 def make_image(random_source: random.Random) -> bytes:

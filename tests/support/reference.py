@@ -33,8 +33,8 @@ class Reference:
 
     def prompt_ids(self, question: Question, grids: Sequence[tuple[int, int, int]]) -> list[int]:
         """The rendered conversation with every image's placeholders."""
-        content = [{"type": "image"} for _ in question.images]
-        messages = [{"role": "user", "content": [*content, {"type": "text", "text": question.text}]}]
+        parts = [{"type": "image"} for _ in question.images]
+        messages = [{"role": "user", "content": [*parts, {"type": "text", "text": question.text}]}]
         text = self._tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
