@@ -1,85 +1,100 @@
-"""Where the workers of a role are: a fixed list, or every A record of a name."""
+"""Which addresses make up a set of workers: static ones, and DNS names resolved again and again."""
 
 import asyncio
+import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from epd.errors import InvalidRequestError
+from epd.rpc.credentials import join_address, split_address
 
+_log = logging.getLogger(__name__)
 DNS_PREFIX = "dns:"
+RESOLVE_TIMEOUT_S = 5.0
+
+#: Addresses of a host; empty when the name is known to have none. Raises OSError otherwise.
+Resolver = Callable[[str], Awaitable[frozenset[str]]]
 
 
 @dataclass(frozen=True)
-class DiscoveryItem:
-    """One item of a list of workers; ``is_dns`` items stand for every address of ``host``."""
+class Member:
+    """A change of the set: ``address`` (host:port) has joined or left."""
 
-    host: str
-    port: int
-    is_dns: bool
+    address: str
+    joined: bool
 
 
-def parse_discovery(text: str, field: str) -> tuple[DiscoveryItem, ...]:
-    """Reads ``host:port`` and ``dns:name:port`` items, separated by commas.
+async def resolve_host(host: str) -> frozenset[str]:
+    """Every A record of a name, off the event loop.
 
     Raises:
-        InvalidRequestError: an item has another form; ``field`` names the setting.
+        OSError: the resolver does not answer; what was known before still holds.
     """
-    items = []
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        host, _, port = part.removeprefix(DNS_PREFIX).rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise InvalidRequestError(
-                f"{part!r} is neither host:port nor dns:name:port", field=field
-            )
-        items.append(DiscoveryItem(host, int(port), part.startswith(DNS_PREFIX)))
-    return tuple(items)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(RESOLVE_TIMEOUT_S):
+            found = await loop.getaddrinfo(host, None, family=socket.AF_INET)
+    except socket.gaierror as error:
+        if error.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
+            return frozenset()
+        raise
+    return frozenset(str(info[4][0]) for info in found)
 
 
 class Discovery:
-    """The current addresses of a role's workers, as ``host:port``.
-
-    A DNS item that does not resolve keeps its last addresses: a name server that is away must not
-    empty a fleet that runs. Workers that are really gone are noticed by their health.
+    """A set of workers given by items ``host:port`` and ``dns:name:port``.
 
     Args:
-        items: From :func:`parse_discovery`.
-        period_s: Time between two look-ups of DNS items.
+        items: The set as configured.
+        period_s: How often names are resolved.
+        resolve: The resolver.
+
+    Raises:
+        ConfigError: an item has neither form.
     """
 
-    def __init__(self, items: tuple[DiscoveryItem, ...], period_s: float = 1.0) -> None:
-        self._items = items
+    def __init__(
+        self, items: Sequence[str], *, period_s: float = 1.0, resolve: Resolver = resolve_host
+    ) -> None:
+        self._static = [join_address(*split_address(i)) for i in items if not _is_dns(i)]
+        self._names = [split_address(i.removeprefix(DNS_PREFIX)) for i in items if _is_dns(i)]
+        self._found: dict[tuple[str, int], frozenset[str]] = {}
+        self._failing: set[tuple[str, int]] = set()
         self._period_s = period_s
-        self._last: dict[DiscoveryItem, frozenset[str]] = {}
-        #: Look-ups that failed since the start, for logs and metrics.
-        self.failed_lookups = 0
+        self._resolve = resolve
+        self._members = frozenset(self._static)
 
-    async def addresses(self) -> frozenset[str]:
-        """All addresses now."""
-        found: set[str] = set()
-        for item in self._items:
-            found |= await self._lookup(item) if item.is_dns else {f"{item.host}:{item.port}"}
-        return frozenset(found)
+    @property
+    def members(self) -> frozenset[str]:
+        """The set as of the last look; static items are there from the start."""
+        return self._members
 
-    async def watch(self) -> AsyncIterator[frozenset[str]]:
-        """The addresses at once and after every change; ends never, also without DNS items."""
-        known: frozenset[str] | None = None
+    async def watch(self) -> AsyncIterator[Member]:
+        """Yields every member now in the set, then each change, for ever."""
+        told: frozenset[str] = frozenset()
         while True:
-            current = await self.addresses()
-            if current != known:
-                known = current
-                yield current
+            await self._look()
+            for address in sorted(told - self._members):
+                yield Member(address, joined=False)
+            for address in sorted(self._members - told):
+                yield Member(address, joined=True)
+            told = self._members
             await asyncio.sleep(self._period_s)
 
-    async def _lookup(self, item: DiscoveryItem) -> frozenset[str]:
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(self._period_s * 2):
-                records = await loop.getaddrinfo(
-                    item.host, item.port, family=socket.AF_INET, type=socket.SOCK_STREAM
-                )
-        except (OSError, TimeoutError):
-            self.failed_lookups += 1
-        else:
-            self._last[item] = frozenset(f"{record[4][0]}:{item.port}" for record in records)
-        return self._last.get(item, frozenset())
+    async def _look(self) -> None:
+        for name in self._names:
+            host, port = name
+            try:
+                hosts = await self._resolve(host)
+            except OSError as error:  # TimeoutError is one
+                if name not in self._failing:
+                    _log.warning("cannot resolve %s, keeping what is known: %s", host, error)
+                self._failing.add(name)
+                continue
+            self._failing.discard(name)
+            self._found[name] = frozenset(join_address(found, port) for found in hosts)
+        self._members = frozenset(self._static).union(*self._found.values())
+
+
+def _is_dns(item: str) -> bool:
+    return item.startswith(DNS_PREFIX)

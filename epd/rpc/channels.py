@@ -1,0 +1,64 @@
+"""Channels to peers: one per address, reused."""
+
+import grpc
+
+from epd.errors import ResourceExhaustedError
+from epd.rpc.client_interceptors import client_interceptors
+from epd.rpc.credentials import make_channel
+from epd.rpc.options import MESSAGE_BYTES, channel_options
+from epd.telemetry.setup import Telemetry
+
+
+def open_channel(
+    address: str, telemetry: Telemetry | None = None, message_bytes: int = MESSAGE_BYTES
+) -> grpc.aio.Channel:
+    """A channel to ``host:port`` with this project's options; traced when telemetry is given."""
+    interceptors = client_interceptors(telemetry, address) if telemetry else []
+    return make_channel(address, channel_options(message_bytes), interceptors)
+
+
+class ChannelPool:
+    """Keeps the channels of one service.
+
+    Args:
+        telemetry: The service's.
+        message_bytes: Largest message sent or accepted.
+        max_peers: Bound on open channels: each costs a file descriptor.
+    """
+
+    def __init__(
+        self, telemetry: Telemetry, *, message_bytes: int = MESSAGE_BYTES, max_peers: int = 1024
+    ) -> None:
+        self._telemetry = telemetry
+        self._message_bytes = message_bytes
+        self._max_peers = max_peers
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    def get(self, address: str) -> grpc.aio.Channel:
+        """The channel to a peer, opened at the first call; connecting happens in the background.
+
+        Raises:
+            ResourceExhaustedError: there are ``max_peers`` open channels already.
+        """
+        if address not in self._channels:
+            if len(self._channels) >= self._max_peers:
+                raise ResourceExhaustedError(
+                    f"{self._max_peers} peers are connected, no room for {address}",
+                    reason="TOO_MANY_PEERS",
+                )
+            self._channels[address] = open_channel(address, self._telemetry, self._message_bytes)
+        return self._channels[address]
+
+    async def close(self, address: str, grace_s: float = 0.0) -> None:
+        """Closes the channel to a peer that is gone; calls still running there are cancelled."""
+        channel = self._channels.pop(address, None)
+        if channel is not None:
+            await channel.close(grace_s)
+
+    async def close_all(self, grace_s: float = 0.0) -> None:
+        """Closes every channel."""
+        for address in list(self._channels):
+            await self.close(address, grace_s)

@@ -1,0 +1,131 @@
+"""The life of a service process, from its flags to its exit status."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from epd.config import ConfigError, resolve_or_exit, settings, unused_variables
+from epd.errors import EpdError
+from epd.rpc.logs import configure_logging
+from epd.rpc.options import MESSAGE_BYTES
+from epd.rpc.request_context import new_id
+from epd.rpc.server import GrpcServer
+from epd.rpc.server_config import ServerConfig
+from epd.rpc.server_interceptors import server_interceptors
+from epd.telemetry.setup import Telemetry, start_telemetry
+
+_log = logging.getLogger(__name__)
+C = TypeVar("C", bound=ServerConfig)
+
+
+@dataclass(frozen=True)
+class ServiceContext:
+    """What a service is built with. ``instance_id`` is new at every process start."""
+
+    role: str
+    instance_id: str
+    server: GrpcServer
+    telemetry: Telemetry
+
+
+#: Loads and starts the service on entry (adds its servicers to ``server.handlers``), stops it on
+#: exit: engine loop, then registered memory, then channels. No call is running any more by then.
+Application = Callable[[C, ServiceContext], AbstractAsyncContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Service(Generic[C]):
+    """A kind of service process.
+
+    ``starts_traces`` is for the router only; ``message_bytes`` bounds a gRPC message.
+    """
+
+    role: str
+    config_class: type[C]
+    service_names: Sequence[str]
+    application: Application[C]
+    starts_traces: bool = False
+    message_bytes: int = MESSAGE_BYTES
+
+    def main(self) -> None:
+        """Runs as ``python -m services.<role>``: status 0 after a stop by signal, 2 for a wrong
+        setting, 1 when the service cannot start."""
+        config = resolve_or_exit(
+            self.config_class, sys.argv[1:], os.environ, f"services.{self.role}"
+        )
+        configure_logging(config.log_level)
+        _log.info("settings: %s", settings(config))
+        unused = unused_variables(self.config_class, os.environ)
+        if unused:
+            _log.info("variables that %s does not use: %s", self.role, ", ".join(unused))
+        try:
+            asyncio.run(self.run(config))
+        except ConfigError as error:
+            print(f"{self.role}: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
+        except EpdError as error:
+            print(f"{self.role}: {error.message}", file=sys.stderr)
+            raise SystemExit(1) from None
+
+    async def run(self, config: C) -> None:
+        """Serves until SIGTERM or SIGINT.
+
+        Start: bind, NOT_SERVING, load, SERVING, READY line. Stop: NOT_SERVING, drain, application,
+        telemetry. A signal while loading ends it as soon as the load can be interrupted.
+        """
+        stop = _StopSignal()
+        instance_id = new_id()
+        telemetry = start_telemetry(
+            self.role,
+            instance_id,
+            metrics_host=config.metrics_host,
+            metrics_port=config.metrics_port,
+        )
+        server = GrpcServer(
+            config,
+            self.service_names,
+            server_interceptors(telemetry, starts_traces=self.starts_traces),
+            self.message_bytes,
+        )
+        context = ServiceContext(self.role, instance_id, server, telemetry)
+        try:
+            await server.start()
+            async with self.application(config, context):
+                stop.interrupts = False
+                await server.set_serving()
+                print(
+                    f"READY role={self.role} address={server.address} "
+                    f"metrics={telemetry.metrics_address}",
+                    flush=True,
+                )
+                await stop.event.wait()
+                _log.info("draining")
+                await server.stop()
+        except asyncio.CancelledError:
+            if not stop.event.is_set():
+                raise
+        finally:
+            await asyncio.to_thread(telemetry.close)
+
+
+class _StopSignal:
+    """SIGTERM and SIGINT: cancel the main task while ``interrupts``, set ``event`` in any case."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self.interrupts = True
+        self._task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._request)
+
+    def _request(self) -> None:
+        if self.interrupts and not self.event.is_set() and self._task is not None:
+            self._task.cancel()
+        self.event.set()

@@ -1,0 +1,42 @@
+"""The GenAI server metrics of a router."""
+
+from opentelemetry.metrics import Meter
+
+from epd.telemetry import semconv as names
+from epd.telemetry.metrics import histogram
+
+
+class GenAiMetrics:
+    """Records one request at its end. Token timings count successful requests only."""
+
+    def __init__(self, meter: Meter, model_name: str) -> None:
+        self._request_duration = histogram(meter, names.GEN_AI_SERVER_REQUEST_DURATION)
+        self._time_to_first_token = histogram(meter, names.GEN_AI_SERVER_TIME_TO_FIRST_TOKEN)
+        self._time_per_output_token = histogram(meter, names.GEN_AI_SERVER_TIME_PER_OUTPUT_TOKEN)
+        self._attributes = {
+            names.GEN_AI_PROVIDER_NAME: names.PROVIDER_EPD,
+            names.GEN_AI_REQUEST_MODEL: model_name,
+            names.GEN_AI_RESPONSE_MODEL: model_name,
+        }
+
+    def record_success(
+        self, operation: str, *, duration_s: float, first_token_s: float, output_tokens: int
+    ) -> None:
+        """A request that ended by itself; both times count from its arrival."""
+        attributes = {**self._attributes, names.GEN_AI_OPERATION_NAME: operation}
+        self._request_duration.record(duration_s, attributes)
+        self._time_to_first_token.record(first_token_s, attributes)
+        if output_tokens > 1:
+            per_token_s = (duration_s - first_token_s) / (output_tokens - 1)
+            self._time_per_output_token.record(per_token_s, attributes)
+
+    def record_failure(self, operation: str, *, duration_s: float, error_type: str) -> None:
+        """A request that ended with a status; ``error_type`` is the code's name."""
+        self._request_duration.record(
+            duration_s,
+            {
+                **self._attributes,
+                names.GEN_AI_OPERATION_NAME: operation,
+                names.ERROR_TYPE: error_type,
+            },
+        )

@@ -1,0 +1,126 @@
+"""Kind, unit, meaning and buckets of every metric, and how instruments are made of them."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
+
+from epd.telemetry import semconv as names
+
+DURATION_BUCKETS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
+
+
+@dataclass(frozen=True)
+class MetricSpec:
+    """One metric. ``gauge`` and ``total`` are read by a callback, the others are written."""
+
+    kind: Literal["gauge", "total", "counter", "histogram"]
+    unit: str
+    description: str
+    buckets: Sequence[float] = ()
+
+
+METRICS: Mapping[str, MetricSpec] = {
+    names.RPC_SERVER_CALL_DURATION: MetricSpec(
+        "histogram", "s", "Duration of incoming calls", names.RPC_DURATION_BUCKETS_S
+    ),
+    names.RPC_CLIENT_CALL_DURATION: MetricSpec(
+        "histogram", "s", "Duration of outgoing calls", names.RPC_DURATION_BUCKETS_S
+    ),
+    names.GEN_AI_SERVER_REQUEST_DURATION: MetricSpec(
+        "histogram", "s", "Request duration", names.REQUEST_DURATION_BUCKETS_S
+    ),
+    names.GEN_AI_SERVER_TIME_TO_FIRST_TOKEN: MetricSpec(
+        "histogram", "s", "Time to the first token", names.TIME_TO_FIRST_TOKEN_BUCKETS_S
+    ),
+    names.GEN_AI_SERVER_TIME_PER_OUTPUT_TOKEN: MetricSpec(
+        "histogram", "s", "Time per token after the first", names.TIME_PER_OUTPUT_TOKEN_BUCKETS_S
+    ),
+    # The unit stays empty where the name already has it: the exporter would append it again.
+    names.DISAGG_PREFILL_TO_DECODE_LATENCY_MS: MetricSpec(
+        "histogram", "", "From the first token to the start of decode", names.LATENCY_BUCKETS_MS
+    ),
+    names.DISAGG_KV_TRANSFER_THROUGHPUT_GB_S: MetricSpec(
+        "histogram", "", "Bytes over time of finished KV pushes", names.THROUGHPUT_BUCKETS_GB_S
+    ),
+    names.DISAGG_PREFILL_QUEUE_SIZE: MetricSpec("gauge", "", "Requests waiting for prefill"),
+    names.DISAGG_DECODE_QUEUE_SIZE: MetricSpec("gauge", "", "Requests waiting for decode"),
+    names.REQUEST_RUNNING: MetricSpec("gauge", "{request}", "Requests in the running set"),
+    names.REQUEST_WAITING: MetricSpec("gauge", "{request}", "Requests that wait"),
+    names.REQUEST_QUEUE_DURATION: MetricSpec(
+        "histogram", "s", "Wait before entering the running set", DURATION_BUCKETS_S
+    ),
+    names.KV_BLOCK_USED: MetricSpec("gauge", "{block}", "KV blocks held by requests"),
+    names.KV_BLOCK_FREE: MetricSpec("gauge", "{block}", "KV blocks free, evictable ones included"),
+    names.KV_BLOCK_QUARANTINED: MetricSpec("gauge", "{block}", "KV blocks awaiting a peer's word"),
+    names.KV_BLOCK_LIMIT: MetricSpec("gauge", "{block}", "KV blocks in all"),
+    names.EMBEDDING_BYTES_USED: MetricSpec("gauge", "By", "Embedding memory pinned or cached"),
+    names.EMBEDDING_BYTES_FREE: MetricSpec("gauge", "By", "Embedding memory free or evictable"),
+    names.EMBEDDING_BYTES_QUARANTINED: MetricSpec(
+        "gauge", "By", "Embedding memory awaiting a reader's word"
+    ),
+    names.EMBEDDING_BYTES_LIMIT: MetricSpec("gauge", "By", "Embedding memory in all"),
+    names.EMBEDDING_CACHE_HITS: MetricSpec("total", "{image}", "Images found in the cache"),
+    names.EMBEDDING_CACHE_QUERIES: MetricSpec("total", "{image}", "Images looked up"),
+    names.PREFIX_CACHE_HITS: MetricSpec("total", "{token}", "Prompt tokens found in the cache"),
+    names.PREFIX_CACHE_QUERIES: MetricSpec("total", "{token}", "Prompt tokens looked up"),
+    names.TRANSFER_OPEN: MetricSpec("gauge", "{transfer}", "Open transfers and leases"),
+    names.KV_TRANSFER_DURATION: MetricSpec(
+        "histogram", "s", "KV push from posting to completion", DURATION_BUCKETS_S
+    ),
+    names.KV_TRANSFER_IO: MetricSpec("counter", "By", "KV bytes pushed"),
+    names.KV_TRANSFER_FAILED: MetricSpec("counter", "{transfer}", "KV pushes that failed"),
+    names.EMBEDDING_TRANSFER_DURATION: MetricSpec(
+        "histogram", "s", "Embedding read from posting to completion", DURATION_BUCKETS_S
+    ),
+    names.EMBEDDING_TRANSFER_IO: MetricSpec("counter", "By", "Embedding bytes read"),
+    names.EMBEDDING_TRANSFER_FAILED: MetricSpec("counter", "{transfer}", "Failed embedding reads"),
+    names.ENCODER_FORWARD: MetricSpec("total", "{image}", "Images the vision tower has run on"),
+    names.LEASE_EXPIRED: MetricSpec("total", "{lease}", "Leases that ran out"),
+    names.LEASE_UNKNOWN_RENEWAL: MetricSpec("total", "{lease}", "Renewals of unknown leases"),
+    names.PREEMPTION: MetricSpec("total", "{request}", "Requests that lost their blocks"),
+    names.REQUEST_RETRY: MetricSpec("counter", "{attempt}", "Attempts after the first"),
+    names.ROUTE_AFFINITY_HIT: MetricSpec(
+        "counter", "{image}", "Images sent to the encoder that holds them"
+    ),
+}
+
+
+def histogram(meter: Meter, name: str) -> Histogram:
+    """The histogram of that name; record with ``.record(value, attributes)``."""
+    spec = _spec(name, "histogram")
+    return meter.create_histogram(
+        name, spec.unit, spec.description, explicit_bucket_boundaries_advisory=spec.buckets
+    )
+
+
+def counter(meter: Meter, name: str) -> Counter:
+    """The counter of that name; count with ``.add(amount, attributes)``."""
+    spec = _spec(name, "counter")
+    return meter.create_counter(name, spec.unit, spec.description)
+
+
+def observe(meter: Meter, readings: Mapping[str, Callable[[], float]]) -> None:
+    """Reads gauges and running totals by callback, on the scraping thread.
+
+    A callback must be thread-safe and quick.
+    """
+    for name, read in readings.items():
+        spec = _spec(name, "gauge", "total")
+        create = (
+            meter.create_observable_gauge
+            if spec.kind == "gauge"
+            else meter.create_observable_counter
+        )
+        create(name, [_observer(read)], spec.unit, spec.description)
+
+
+def _spec(name: str, *kinds: str) -> MetricSpec:
+    spec = METRICS[name]
+    assert spec.kind in kinds, f"{name} is a {spec.kind}"
+    return spec
+
+
+def _observer(read: Callable[[], float]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    return lambda options: [Observation(read())]

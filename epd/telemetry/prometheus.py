@@ -1,0 +1,72 @@
+"""The Prometheus endpoint of a service, and reading one."""
+
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.parser import text_string_to_metric_families
+
+from epd.config import ConfigError
+
+
+class MetricsEndpoint:
+    """Serves a registry's text on a thread of its own.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+
+    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as error:
+            raise ConfigError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
+        self._host = host
+
+    @property
+    def address(self) -> str:
+        """host:port with the real port."""
+        return f"{self._host}:{self._server.server_port}"
+
+    def close(self) -> None:
+        """Stops the thread and frees the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """One reading of an endpoint; names are as in the text, ``_total`` and ``_count`` included."""
+
+    text: str
+    samples: tuple[tuple[str, Mapping[str, str], float], ...]
+
+    def total(self, name: str, **labels: str) -> float:
+        """Sum over all samples of a name that carry these labels; 0 where there is none."""
+        return sum(
+            value
+            for sample, found, value in self.samples
+            if sample == name and all(found.get(key) == text for key, text in labels.items())
+        )
+
+
+def parse(text: str) -> Scrape:
+    """Reads Prometheus text."""
+    samples = tuple(
+        (sample.name, sample.labels, sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    )
+    return Scrape(text=text, samples=samples)
+
+
+def scrape(address: str, timeout_s: float = 5.0) -> Scrape:
+    """Reads the endpoint at ``host:port``; blocks.
+
+    Raises:
+        OSError: nobody answers in time.
+    """
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=timeout_s) as response:
+        return parse(response.read().decode())
