@@ -1,0 +1,169 @@
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image, ImageOps
+from transformers import AutoImageProcessor
+
+from epd.encoding.image_limits import ImageLimits
+from epd.encoding.preprocess import PreprocessConfig, PreprocessPool
+from epd.errors import DeadlineExceededError, InternalError, InvalidRequestError
+from tests.encoder.pictures import encoded, exif, picture, png_bomb
+
+FILES = {
+    format: encoded(picture(130, 97), format)
+    for format in ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP")
+} | {
+    "turned": encoded(picture(130, 97), "JPEG", exif=exif(6)),
+    "cmyk": encoded(picture(130, 97).convert("CMYK"), "JPEG"),
+    "palette": encoded(picture(130, 97).quantize(16), "PNG"),
+    "1x1": encoded(picture(1, 1), "PNG"),
+    "extreme side ratio": encoded(picture(2, 390), "PNG"),
+    "large": encoded(picture(900, 700), "JPEG"),
+}
+
+
+@pytest.fixture
+async def pool(model_folder: Path) -> AsyncIterator[PreprocessPool]:
+    pool = PreprocessPool(PreprocessConfig(model_folder))
+    await pool.start()
+    yield pool
+    await pool.stop()
+
+
+def slow_file() -> bytes:
+    """49 megapixels in few bytes: takes most of a second."""
+    return encoded(Image.new("RGB", (7000, 7000)), "PNG")
+
+
+def worker_processes() -> list[psutil.Process]:
+    children = psutil.Process().children()
+    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+
+
+async def test_pixels_equal_the_plain_processor(pool: PreprocessPool, model_folder: Path) -> None:
+    processor = AutoImageProcessor.from_pretrained(model_folder)
+    for name, data in FILES.items():
+        image = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+        expected = processor(images=[image], return_tensors="np")
+        processed = await pool.process(data, "images[0]")
+        assert processed.arrays.keys() == expected.keys(), name
+        for key in expected:
+            assert processed.arrays[key].dtype == expected[key].dtype
+            assert np.array_equal(processed.arrays[key], expected[key]), (name, key)
+        assert processed.duration_ns > 0
+
+
+async def test_bad_files_are_refused_and_the_process_goes_on(pool: PreprocessPool) -> None:
+    workers = worker_processes()
+    for data in (b"", b"nonsense", png_bomb(), FILES["PNG"][:-400]):
+        with pytest.raises(InvalidRequestError, match=r"images\[7\]") as caught:
+            await pool.process(data, "images[7]")
+        assert caught.value.field == "images[7]"
+    await pool.process(FILES["PNG"], "images[0]")
+    assert worker_processes() == workers
+    assert pool.restarts == 0
+
+
+async def test_worker_is_single_threaded_and_without_torch(pool: PreprocessPool) -> None:
+    await pool.process(FILES["JPEG"], "images[0]")
+    (worker,) = worker_processes()
+    assert worker.memory_info().rss < 150 * 1024**2
+    assert not any("libtorch" in mapping.path for mapping in worker.memory_maps())
+    # The main thread and those of the executor and the parent watch; no pool of numpy's.
+    assert worker.num_threads() <= 3
+
+
+async def test_crash_fails_only_its_image_and_the_process_is_replaced(model_folder: Path) -> None:
+    pool = PreprocessPool(PreprocessConfig(model_folder, processes=2))
+    await pool.start()
+    try:
+        victim = asyncio.create_task(pool.process(slow_file(), "images[0]"))
+        await asyncio.sleep(0.2)
+        busy = max(worker_processes(), key=lambda worker: sum(worker.cpu_times()[:2]))
+        other = asyncio.create_task(pool.process(FILES["large"], "images[1]"))
+        busy.send_signal(signal.SIGKILL)
+        with pytest.raises(InternalError, match=r"crashed on images\[0\]"):
+            await victim
+        assert (await other).arrays
+        for _ in range(4):
+            await pool.process(FILES["PNG"], "images[0]")
+        assert pool.restarts == 1
+    finally:
+        await pool.stop()
+
+
+async def test_hung_process_is_killed_after_the_timeout(model_folder: Path) -> None:
+    pool = PreprocessPool(PreprocessConfig(model_folder, timeout_s=0.5))
+    await pool.start()
+    try:
+        (worker,) = worker_processes()
+        worker.send_signal(signal.SIGSTOP)
+        with pytest.raises(DeadlineExceededError, match=r"longer than 0.5 s"):
+            await pool.process(FILES["PNG"], "images[0]")
+        assert (await pool.process(FILES["PNG"], "images[0]")).arrays
+    finally:
+        await pool.stop()
+
+
+async def test_cancelled_caller_leaves_at_once_and_frees_its_process(pool: PreprocessPool) -> None:
+    job = asyncio.create_task(pool.process(slow_file(), "images[0]"))
+    await asyncio.sleep(0.1)
+    job.cancel()
+    started = time.monotonic()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    assert time.monotonic() - started < 0.1
+    assert (await pool.process(FILES["PNG"], "images[0]")).arrays
+    assert pool.restarts == 0
+
+
+async def test_huge_allocation_in_a_decoder_is_an_error_not_a_dead_machine(
+    model_folder: Path,
+) -> None:
+    config = PreprocessConfig(model_folder, ImageLimits(), memory_bytes=512 * 1024**2)
+    pool = PreprocessPool(config)
+    await pool.start()
+    try:
+        with pytest.raises((InvalidRequestError, InternalError)):
+            await pool.process(encoded(Image.new("RGB", (7000, 7000)), "PNG"), "images[0]")
+        assert (await pool.process(FILES["PNG"], "images[0]")).arrays
+    finally:
+        await pool.stop()
+
+
+def test_worker_processes_end_when_their_service_is_killed(model_folder: Path) -> None:
+    script = f"""
+import asyncio
+from pathlib import Path
+from epd.encoding.preprocess import PreprocessConfig, PreprocessPool
+
+async def main():
+    await PreprocessPool(PreprocessConfig(Path({str(model_folder)!r}))).start()
+    print("up", flush=True)
+    await asyncio.sleep(60)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    service = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment
+    )
+    assert service.stdout is not None
+    assert service.stdout.readline() == b"up\n"
+    workers = psutil.Process(service.pid).children()
+    assert workers
+    service.kill()
+    service.wait()
+    _, alive = psutil.wait_procs(workers, timeout=5)
+    assert not alive
