@@ -65,6 +65,9 @@ METRICS: Mapping[str, MetricSpec] = {
     names.EMBEDDING_CACHE_QUERIES: MetricSpec("total", "{image}", "Images looked up"),
     names.PREFIX_CACHE_HITS: MetricSpec("total", "{token}", "Prompt tokens found in the cache"),
     names.PREFIX_CACHE_QUERIES: MetricSpec("total", "{token}", "Prompt tokens looked up"),
+    names.MODEL_PARAMETERS: MetricSpec(
+        "gauge", "{parameter}", "Model parameters held by the process"
+    ),
     names.TRANSFER_OPEN: MetricSpec("gauge", "{transfer}", "Open transfers and leases"),
     names.KV_TRANSFER_DURATION: MetricSpec(
         "histogram", "s", "KV push from posting to completion", DURATION_BUCKETS_S

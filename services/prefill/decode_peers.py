@@ -31,13 +31,13 @@ class DecodePeers:
     async def run(self) -> None:
         """Follows the discovery set until cancelled; a link's bug ends it with that error."""
         async with asyncio.TaskGroup() as group:
-            async for addresses in self._discovery.watch():
-                for gone in self._links.keys() - addresses:
-                    self._tasks.pop(gone).cancel()
-                    del self._links[gone]
-                for new in sorted(addresses - self._links.keys()):
-                    self._links[new] = self._make_link(new)
-                    self._tasks[new] = group.create_task(self._links[new].run())
+            async for member in self._discovery.watch():
+                if member.joined:
+                    link = self._links[member.address] = self._make_link(member.address)
+                    self._tasks[member.address] = group.create_task(link.run())
+                else:
+                    self._tasks.pop(member.address).cancel()
+                    del self._links[member.address]
                 async with self._changed:
                     self._changed.notify_all()
 

@@ -10,7 +10,7 @@ import pytest
 
 from epd.engine.kv_layout import KvLayout
 from epd.errors import LayoutMismatchError, NotFoundError, UnavailableError
-from epd.rpc.discovery import Discovery, parse_discovery
+from epd.rpc.discovery import Discovery
 from epd.transfer.base import AgentDescriptor
 from epd.v1 import decode_pb2, decode_pb2_grpc
 from epd.wire.kv_layout import layout_to_proto
@@ -76,7 +76,7 @@ class PrefillEnd:
         self._terms = peer_link.PairingTerms(
             agent("p1"), LAYOUT, heartbeat_s, silence_s, backoff_s=0.02, max_backoff_s=0.1
         )
-        discovery = Discovery(parse_discovery(decodes, "decodes"))
+        discovery = Discovery([decodes] if decodes else [])
         self.peers = DecodePeers(discovery, self._link, pair_wait_s=1.0)
 
     def _link(self, address: str) -> peer_link.PeerLink:

@@ -1,0 +1,88 @@
+"""What a language worker tells about itself: identity, load, prefix cache, gauges."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from epd.engine.block_pool import BlockPool
+from epd.engine.kv_events import KvEvent
+from epd.engine.requests import EngineStats
+from epd.telemetry import semconv as names
+from epd.transfer.base import AgentDescriptor
+from epd.v1 import worker_pb2
+from epd.wire.kv_layout import layout_to_proto
+from epd.wire.transfer import agent_to_proto
+from epd.worker.model_parts import ModelParts
+
+#: Look at the prefix cache this often for followers; nobody waits for these events.
+KV_EVENTS_PERIOD_S = 0.1
+
+
+def language_info(
+    parts: ModelParts, agent: AgentDescriptor, model_name: str
+) -> worker_pb2.GetInfoResponse:
+    """The part of GetInfo that both language roles share."""
+    return worker_pb2.GetInfoResponse(
+        instance_id=agent.instance_id,
+        model_name=model_name,
+        model_digest=parts.layout.model_digest,
+        processor_digest=parts.family.processor_digest,
+        context_length=parts.context_length,
+        kv_layout=layout_to_proto(parts.layout),
+        agent=agent_to_proto(agent),
+        accepts_images=parts.family.accepts_images,
+    )
+
+
+def block_load(stats: EngineStats) -> worker_pb2.WatchLoadResponse:
+    """The engine's part of a load report."""
+    return worker_pb2.WatchLoadResponse(
+        running_requests=stats.running_requests,
+        waiting_requests=stats.waiting_requests,
+        waiting_tokens=stats.waiting_tokens,
+        total_blocks=stats.total_blocks,
+        free_blocks=stats.free_blocks,
+        quarantined_blocks=stats.quarantined_blocks,
+    )
+
+
+def engine_readings(
+    stats: Callable[[], EngineStats], parameter_count: int
+) -> dict[str, Callable[[], float]]:
+    """Gauges and totals that both language roles share, by metric name."""
+
+    def used() -> int:
+        now = stats()
+        return now.total_blocks - now.free_blocks - now.quarantined_blocks
+
+    return {
+        names.MODEL_PARAMETERS: lambda: parameter_count,
+        names.REQUEST_RUNNING: lambda: stats().running_requests,
+        names.KV_BLOCK_USED: used,
+        names.KV_BLOCK_FREE: lambda: stats().free_blocks,
+        names.KV_BLOCK_QUARANTINED: lambda: stats().quarantined_blocks,
+        names.KV_BLOCK_LIMIT: lambda: stats().total_blocks,
+        names.PREFIX_CACHE_HITS: lambda: stats().prefix_cache_hits,
+        names.PREFIX_CACHE_QUERIES: lambda: stats().prefix_cache_queries,
+        names.PREEMPTION: lambda: stats().preemptions,
+    }
+
+
+async def follow_kv_events(
+    pool: BlockPool, instance_id: str
+) -> AsyncIterator[worker_pb2.WatchKvEventsResponse]:
+    """Changes of the prefix cache from a full list on; ends only with the call."""
+    subscription = pool.events.subscribe()
+    while True:
+        for event in subscription.poll():
+            yield _event_to_proto(event, instance_id)
+        await asyncio.sleep(KV_EVENTS_PERIOD_S)
+
+
+def _event_to_proto(event: KvEvent, instance_id: str) -> worker_pb2.WatchKvEventsResponse:
+    return worker_pb2.WatchKvEventsResponse(
+        instance_id=instance_id,
+        sequence=event.sequence,
+        stored_hashes=event.stored,
+        removed_hashes=event.removed,
+        cleared=event.cleared,
+    )

@@ -1,0 +1,29 @@
+"""The transfer endpoint of one process start."""
+
+from collections.abc import Iterable
+
+from epd.transfer.agent import TransferAgent
+from epd.transfer.base import Segment
+from epd.transfer.factory import backend_opener
+
+
+def open_endpoint(
+    transport: str, role: str, instance_id: str, memory: Iterable[Segment], memory_kind: str
+) -> TransferAgent:
+    """A running agent with all of a process's memory registered. Blocks for a moment.
+
+    Memory registered later would be unknown to peers that already have the descriptor.
+
+    Raises:
+        EpdError: the transfer library is missing or refuses the memory.
+    """
+    # A name of its own for each start: a restarted process must never pass for its predecessor.
+    agent = TransferAgent(backend_opener(transport, f"{role}.{instance_id}", instance_id))
+    agent.start()
+    try:
+        for segment in memory:
+            agent.register(segment, memory_kind)
+    except BaseException:
+        agent.stop()
+        raise
+    return agent

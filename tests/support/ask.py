@@ -1,0 +1,76 @@
+"""Asks the router of a running fleet, the way any gRPC client would."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import grpc
+
+from epd.v1 import common_pb2, router_pb2, router_pb2_grpc
+from tests.support.reference import Question
+
+
+@dataclass
+class Answer:
+    """What has arrived of an answer."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    #: Tokens per message, in order.
+    message_tokens: list[int] = field(default_factory=list)
+    largest_message: int = 0
+    completion: router_pb2.Completion | None = None
+
+
+def generate_request(
+    question: Question, sampling: common_pb2.SamplingParams, request_id: str = ""
+) -> router_pb2.GenerateRequest:
+    """The question as one user turn, images first."""
+    parts = [router_pb2.ContentPart(image=data) for data in question.images]
+    parts.append(router_pb2.ContentPart(text=question.text))
+    turn = router_pb2.ChatMessage(role="user", parts=parts)
+    return router_pb2.GenerateRequest(
+        request_id=request_id,
+        conversation=router_pb2.Conversation(messages=[turn]),
+        sampling=sampling,
+    )
+
+
+async def ask(
+    channel: grpc.aio.Channel,
+    request: router_pb2.GenerateRequest,
+    *,
+    timeout_s: float = 60.0,
+    metadata: Mapping[str, str] | None = None,
+) -> Answer:
+    """The whole answer. Raises grpc.aio.AioRpcError."""
+    answer = Answer()
+    call = router_pb2_grpc.RouterServiceStub(channel).Generate(
+        request, timeout=timeout_s, metadata=tuple((metadata or {}).items())
+    )
+    async for response in call:
+        answer.largest_message = max(answer.largest_message, response.ByteSize())
+        if response.HasField("delta"):
+            answer.token_ids += response.delta.token_ids
+            answer.text += response.delta.text
+            answer.message_tokens.append(len(response.delta.token_ids))
+        else:
+            answer.completion = response.completion
+    return answer
+
+
+def greedy(max_tokens: int) -> common_pb2.SamplingParams:
+    """Greedy, past any end token."""
+    return common_pb2.SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+
+
+def seeded(max_tokens: int, seed: int) -> common_pb2.SamplingParams:
+    """Drawn with every filter on, past any end token."""
+    return common_pb2.SamplingParams(
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        temperature=0.9,
+        top_k=40,
+        top_p=0.95,
+        min_p=0.01,
+        seed=seed,
+    )
