@@ -12,7 +12,7 @@ from epd.engine.kv_cache import KVCache
 from epd.engine.kv_layout import KvLayout
 from epd.engine.language_runner import LanguageRunner
 from epd.engine.model_digest import model_digest
-from epd.engine.torch_attention import TorchAttention
+from epd.engine.native.select import choose_execution
 from epd.transfer.base import Segment
 from epd.worker.language_config import LanguageConfig
 
@@ -62,12 +62,12 @@ def load_model_parts(config: LanguageConfig) -> ModelParts:
         head_count=shape.kv_head_count,
     )
     engine_config = config.engine_config(layout)
-    modules = family.load_language(dtype, device)
+    execution = choose_execution(family, family.load_language(dtype, device), config.threads)
     kv_cache = KVCache(layout, engine_config.num_blocks, device)
     return ModelParts(
         family=family,
         layout=kv_cache.layout,
         pool=BlockPool(engine_config.num_blocks, config.block_size, config.prefix_cache),
-        runner=LanguageRunner(family, modules, kv_cache, TorchAttention),
+        runner=LanguageRunner(family, execution.modules, kv_cache, execution.attention),
         engine_config=engine_config,
     )
