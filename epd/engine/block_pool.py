@@ -11,7 +11,7 @@ A block is in exactly one state:
 import heapq
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from epd.engine.kv_events import KvEventLog
 
@@ -31,6 +31,7 @@ class BlockPool:
         self.enable_prefix_cache = enable_prefix_cache
         self.events = KvEventLog()
         self._lock = threading.Lock()
+        self._freed_callbacks: list[Callable[[], None]] = []
         self._free = list(range(num_blocks))  # a heap; a sorted list is one
         self._references: dict[int, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -56,6 +57,13 @@ class BlockPool:
         with self._lock:
             return len(self._quarantined)
 
+    def on_freed(self, callback: Callable[[], None]) -> None:
+        """Has ``callback`` called after blocks came free, on the thread that freed them.
+
+        To be called before the pool is in use. The callback must be quick and may use the pool.
+        """
+        self._freed_callbacks.append(callback)
+
     def allocate(self, count: int, keep_free: int = 0) -> list[int] | None:
         """Takes ``count`` blocks, all or none; None when fewer than ``keep_free`` would remain."""
         with self._lock:
@@ -77,6 +85,7 @@ class BlockPool:
                         self._cached[block] = None
                     else:
                         heapq.heappush(self._free, block)
+        self._tell_freed()
 
     def quarantine(self, blocks: Sequence[int]) -> None:
         """Gives up the only hold on each block while a peer may still write to it."""
@@ -93,6 +102,7 @@ class BlockPool:
             for block in blocks:
                 self._quarantined.remove(block)
                 heapq.heappush(self._free, block)
+        self._tell_freed()
 
     def match_prefix(self, hashes: Sequence[bytes]) -> list[int]:
         """Takes a hold on the blocks of the longest known prefix and returns them in order."""
@@ -129,6 +139,10 @@ class BlockPool:
             hashed = self._hash_of.keys()
             assert self._cached.keys() <= hashed, "a cached block has no hash"
             assert not hashed & {*self._free, *self._quarantined}, "a void block has a hash"
+
+    def _tell_freed(self) -> None:
+        for callback in self._freed_callbacks:
+            callback()
 
     def _num_free(self) -> int:
         return len(self._free) + len(self._cached)

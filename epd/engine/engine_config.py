@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from epd.errors import InvalidRequestError
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -29,3 +31,19 @@ class EngineConfig:
     device: str = "cpu"
     #: Torch threads of the engine thread; None leaves torch's own choice.
     threads: int | None = None
+
+    def validate(self) -> None:
+        """Checks what would stop the engine from getting on.
+
+        Raises:
+            InvalidRequestError: names the setting.
+        """
+        for name in ("block_size", "num_blocks", "max_running"):
+            if getattr(self, name) < 1:
+                raise InvalidRequestError(f"{name} must be at least 1", field=name)
+        if self.token_budget <= self.max_running:
+            raise InvalidRequestError(
+                f"token_budget {self.token_budget} must exceed max_running {self.max_running}: "
+                "decoding requests would leave no room for prompts",
+                field="token_budget",
+            )

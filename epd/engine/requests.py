@@ -40,10 +40,15 @@ class PromptImage:
 class EngineRequest:
     """A submission.
 
+    Blocks: a FULL request's are freed when it ends. A PREFILLED one's are the engine's from submit
+    on (when submit raises they stay the caller's). A PREFILL_ONLY one's may be read by a transfer,
+    so they stay in place, however the request ends, until the one ``Engine.release`` that its
+    owner must call.
+
     ``token_ids`` holds the prompt with placeholders expanded, then ``emitted_count`` tokens that an
     earlier attempt already emitted: they count as output for limits and sampling positions.
     ``embeddings`` holds one tensor per image, [embedding tokens, hidden]; the caller keeps the
-    memory valid until the :class:`PrefillDone` (or end) event.
+    memory valid until the first token's or the last event.
     """
 
     request_id: str
@@ -94,11 +99,16 @@ class NewTokens:
 
 @dataclass(frozen=True)
 class Finished:
-    """The request ended by itself. ``completion_tokens`` counts replayed and first tokens too."""
+    """The request ended by itself. ``completion_tokens`` counts replayed and first tokens too.
+
+    ``prefill_ns`` runs from the first chunk's start to the first token (0 when PREFILLED),
+    ``decode_ns`` from there (PREFILLED: from admission) to the end.
+    """
 
     reason: FinishReason
     completion_tokens: int
     cached_tokens: int
+    prefill_ns: int
     decode_ns: int
 
 
@@ -121,10 +131,17 @@ EngineEvent = Admitted | PrefillDone | NewTokens | Finished | Preempted | Failed
 
 @dataclass(frozen=True)
 class EngineStats:
-    """A snapshot for load reports and metrics. Blocks count KV blocks, tokens prompt tokens."""
+    """A snapshot for load reports and metrics.
+
+    ``waiting_tokens`` are prompt tokens not yet computed; ``held_requests`` have ended but keep
+    their blocks until they are released; ``headroom_blocks`` are free blocks that running requests
+    will grow into. Prefix-cache queries and hits count prompt tokens. Everything from
+    ``prefix_cache_queries`` to ``output_tokens`` only ever grows.
+    """
 
     running_requests: int
     waiting_requests: int
+    held_requests: int
     waiting_tokens: int
     total_blocks: int
     free_blocks: int
@@ -133,6 +150,9 @@ class EngineStats:
     prefix_cache_hits: int
     preemptions: int
     steps: int
+    prompt_tokens: int
+    output_tokens: int
+    headroom_blocks: int
 
 
 @dataclass(frozen=True)

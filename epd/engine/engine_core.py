@@ -1,0 +1,247 @@
+"""One step after another: schedule, run, post results. Lives on the engine thread."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
+
+import torch
+
+from epd.engine.block_pool import BlockPool
+from epd.engine.engine_config import EngineConfig
+from epd.engine.inbox import Inbox, Mail
+from epd.engine.language_runner import LanguageRunner, TokenRun
+from epd.engine.requests import (
+    Admitted,
+    EngineEvent,
+    EngineStats,
+    Failed,
+    Finished,
+    LayerProgress,
+    NewTokens,
+    Preempted,
+    PrefillDone,
+    RequestMode,
+)
+from epd.engine.sampler import Draw, DrawnToken, sample
+from epd.engine.scheduler import ScheduledRun, Scheduler
+from epd.engine.sequence import Sequence, SequenceState
+from epd.errors import EpdError, InternalError, RequestCancelledError
+
+logger = logging.getLogger(__name__)
+
+#: Gets the events of a step, on the engine thread; must be quick and not raise.
+Deliver = Callable[[list[tuple[str, EngineEvent]]], None]
+#: Told after each layer of a step which KV of PREFILL_ONLY requests is final, on the engine thread.
+LayerHook = Callable[[int, Items[LayerProgress]], None]
+
+
+class EngineCore:
+    """Turns mail into tokens. Not thread-safe: everything but ``stats`` is the engine thread's."""
+
+    def __init__(
+        self,
+        runner: LanguageRunner,
+        pool: BlockPool,
+        inbox: Inbox,
+        config: EngineConfig,
+        max_context: int,
+        layer_hook: LayerHook | None,
+        deliver: Deliver,
+    ) -> None:
+        self._runner = runner
+        self._pool = pool
+        self._inbox = inbox
+        self._scheduler = Scheduler(pool, config)
+        self._end_token_ids = runner.family.end_token_ids
+        self._max_context = max_context
+        self._layer_hook = layer_hook
+        self._deliver = deliver
+        self._events: list[tuple[str, EngineEvent]] = []
+        self._steps = self._prompt_tokens = self._output_tokens = 0
+        #: As of the last step; replaced, never changed.
+        self.stats = self._snapshot()
+
+    def step(self, mail: Mail) -> bool:
+        """Schedule, run, post results; False when there was nothing to compute."""
+        self._sort_mail(mail)
+        plan = self._scheduler.schedule()
+        now = time.monotonic_ns()
+        for sequence in plan.admitted:
+            self._inbox.dequeued(sequence)
+            sequence.admitted_ns = now
+            self._post(sequence, Admitted(queue_ns=now - sequence.arrived_ns))
+        for sequence in plan.preempted:
+            self._post(sequence, Preempted())
+        if plan.runs:
+            self._post_results(plan.runs, self._run(plan.runs))
+        self._flush()
+        return bool(plan.runs)
+
+    def _sort_mail(self, mail: Mail) -> None:
+        for sequence in mail.submitted:
+            self._scheduler.add(sequence)
+        for request_id in (*mail.cancelled, *mail.released):
+            live = self._inbox.live(request_id)
+            if live is not None and live.state < SequenceState.HELD:
+                self._end(live, Failed(RequestCancelledError("the request was cancelled")))
+        for request_id in mail.released:
+            held = self._inbox.live(request_id)
+            if held is not None:
+                self._scheduler.release(held)
+                self._inbox.forget(held)
+
+    @torch.inference_mode()
+    def _run(self, runs: Items[ScheduledRun]) -> list[DrawnToken]:
+        """The device's part of a step: one drawn token per run that reaches its sequence's end."""
+        now = time.monotonic_ns()
+        for run in runs:
+            if run.sequence.is_prefilling and not run.sequence.prefill_started_ns:
+                run.sequence.prefill_started_ns = now
+        logits = self._runner.run(
+            [self._token_run(run) for run in runs], self._layer_callback(runs)
+        )
+        draws = [self._draw(run.sequence) for run in runs if self._reaches_end(run)]
+        return sample(logits, draws) if draws else []
+
+    def _post_results(self, runs: Items[ScheduledRun], drawn: Iterable[DrawnToken]) -> None:
+        self._steps += 1
+        tokens = iter(drawn)
+        now = time.monotonic_ns()
+        for run in runs:
+            if run.sequence.is_prefilling:
+                self._prompt_tokens += run.end - run.start
+            self._scheduler.advance(run)
+            if self._reaches_end(run):
+                self._post_token(run.sequence, next(tokens), now)
+
+    def _post_token(self, sequence: Sequence, token: DrawnToken, now: int) -> None:
+        if math.isnan(token.logprob):
+            self._end(sequence, Failed(InternalError("the model's output is not a number")))
+            return
+        self._output_tokens += 1
+        sequence.token_ids.append(token.token_id)
+        sequence.prefill_ended_ns = sequence.prefill_ended_ns or now
+        reason = sequence.finish_reason(self._end_token_ids, self._max_context)
+        if sequence.mode is RequestMode.PREFILL_ONLY:
+            done = PrefillDone(
+                token_id=token.token_id,
+                logprob=token.logprob,
+                finish_reason=reason,
+                cached_tokens=sequence.cached_len,
+                forward_ns=now - sequence.prefill_started_ns,
+                forward_ended_ns=now,
+                block_ids=tuple(sequence.block_ids),
+            )
+            self._end(sequence, done)
+            return
+        self._post(sequence, NewTokens((token.token_id,), (token.logprob,)))
+        if reason is not None:
+            decode_from = sequence.prefill_ended_ns
+            prefill_ns = decode_from - sequence.prefill_started_ns
+            if sequence.mode is RequestMode.PREFILLED:
+                decode_from, prefill_ns = sequence.admitted_ns, 0
+            finished = Finished(
+                reason=reason,
+                completion_tokens=sequence.output_len,
+                cached_tokens=sequence.cached_len,
+                prefill_ns=prefill_ns,
+                decode_ns=now - decode_from,
+            )
+            self._end(sequence, finished)
+
+    def _end(self, sequence: Sequence, last: EngineEvent) -> None:
+        """The one place where a request ends: frees what may be freed and posts its last event."""
+        self._scheduler.end(sequence)
+        self._post(sequence, last)
+
+    def _post(self, sequence: Sequence, event: EngineEvent) -> None:
+        self._events.append((sequence.request_id, event))
+        if sequence.state is SequenceState.ENDED:
+            self._inbox.forget(sequence)
+
+    def _flush(self) -> None:
+        # Accounts first: who has seen a request's last event finds its blocks free.
+        self.stats = self._snapshot()
+        events, self._events = self._events, []
+        if events:
+            self._deliver(events)
+
+    def fail_all(self, error: EpdError) -> None:
+        """Ends every live request with ``error``; the last thing that is called."""
+        for sequence in self._inbox.take(wait=False).submitted:
+            self._scheduler.add(sequence)
+        for sequence in self._inbox.all_live():
+            if sequence.state < SequenceState.HELD:
+                try:
+                    self._scheduler.end(sequence)
+                except Exception:  # whatever broke before: everybody must still be told
+                    logger.exception("the accounts of %s are lost", sequence.request_id)
+                self._post(sequence, Failed(error))
+        self._flush()
+
+    def _token_run(self, run: ScheduledRun) -> TokenRun:
+        sequence, request = run.sequence, run.sequence.request
+        images = request.images
+        touches_images = bool(images) and run.start < images[-1].offset + images[-1].length
+        return TokenRun(
+            token_ids=sequence.token_ids,
+            start=run.start,
+            end=run.end,
+            block_ids=sequence.block_ids,
+            sample=self._reaches_end(run),
+            images=images if touches_images else (),
+            embeddings=request.embeddings if touches_images else (),
+            position_delta=request.position_delta,
+        )
+
+    def _draw(self, sequence: Sequence) -> Draw:
+        sampling = sequence.request.sampling
+        early = sequence.output_len < sampling.min_tokens
+        return Draw(
+            sampling=sampling,
+            position=len(sequence.token_ids),
+            suppressed=sequence.ending_tokens(self._end_token_ids) if early else frozenset(),
+        )
+
+    def _layer_callback(self, runs: Items[ScheduledRun]) -> Callable[[int], None] | None:
+        hook = self._layer_hook
+        progress = [
+            LayerProgress(
+                request_id=sequence.request_id,
+                block_ids=tuple(sequence.block_ids),
+                computed_before=start,
+                computed_after=end,
+                prompt_len=sequence.prompt_len,
+                cached_tokens=sequence.cached_len,
+            )
+            for sequence, start, end in runs
+            if sequence.mode is RequestMode.PREFILL_ONLY
+        ]
+        if hook is None or not progress:
+            return None
+        return lambda layer: hook(layer, progress)
+
+    @staticmethod
+    def _reaches_end(run: ScheduledRun) -> bool:
+        """Whether the run's last token is the last known, so that the next one can be drawn."""
+        return run.end == len(run.sequence.token_ids)
+
+    def _snapshot(self) -> EngineStats:
+        return EngineStats(
+            running_requests=self._scheduler.running_count,
+            waiting_requests=self._inbox.queued_count,
+            held_requests=self._scheduler.held_count,
+            waiting_tokens=self._scheduler.pending_tokens,
+            total_blocks=self._pool.num_blocks,
+            free_blocks=self._pool.num_free,
+            quarantined_blocks=self._pool.num_quarantined,
+            prefix_cache_queries=self._scheduler.prefix_cache_queries,
+            prefix_cache_hits=self._scheduler.prefix_cache_hits,
+            preemptions=self._scheduler.preemptions,
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=self._output_tokens,
+            headroom_blocks=self._scheduler.headroom,
+        )

@@ -1,0 +1,92 @@
+"""Draws tokens from logits, the same ones whatever else is in the batch.
+
+Randomness is a function of (seed, choice, absolute position) alone: a request that goes on in
+another worker, or is replayed, draws the tokens it would have drawn here.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from blake3 import blake3
+
+from epd.sampling import SamplingParams
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One token to draw: ``position`` is its index in prompt and output together.
+
+    ``suppressed`` are tokens that may not be drawn (end tokens before min_tokens).
+    """
+
+    sampling: SamplingParams
+    position: int
+    suppressed: frozenset[int] = frozenset()
+    choice: int = 0
+
+
+@dataclass(frozen=True)
+class DrawnToken:
+    """A token with its log probability before temperature, filters and suppression."""
+
+    token_id: int
+    logprob: float
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """A number in [0, 1) with 53 random bits, a pure function of its arguments."""
+    key = struct.pack("<QIQ", seed & (2**64 - 1), choice, position)
+    return (int.from_bytes(blake3(key).digest(length=8), "little") >> 11) * 2.0**-53
+
+
+def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[DrawnToken]:
+    """Draws one token per row of ``logits`` [draws, vocabulary] float32."""
+    assert logits.shape[0] == len(draws)
+    allowed = _suppress(logits, (draw.suppressed for draw in draws))
+    tokens = allowed.argmax(-1)
+    for row, draw in enumerate(draws):
+        if draw.sampling.temperature > 0:
+            point = uniform(draw.sampling.seed, draw.choice, draw.position)
+            tokens[row] = _invert(_probabilities(allowed[row], draw.sampling), point)
+    drawn = logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+    return [DrawnToken(*pair) for pair in zip(tokens.tolist(), drawn.tolist(), strict=True)]
+
+
+def _suppress(logits: torch.Tensor, suppressed: Iterable[frozenset[int]]) -> torch.Tensor:
+    pairs = [(row, token) for row, tokens in enumerate(suppressed) for token in tokens]
+    if not pairs:
+        return logits
+    rows, tokens = torch.tensor(pairs, device=logits.device).T
+    return logits.index_put((rows, tokens), logits.new_tensor(-torch.inf))
+
+
+def _probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
+    """Probabilities [vocabulary] float64 after temperature, top-k, top-p and min-p, in that order.
+
+    Filters keep all tokens that are as likely as the last one they keep, so ties do not depend on
+    how a device sorts.
+    """
+    scaled = logits.double() / sampling.temperature
+    if 0 < sampling.top_k < scaled.shape[0]:
+        least = scaled.topk(sampling.top_k).values[-1]
+        scaled = scaled.masked_fill(scaled < least, -torch.inf)
+    probabilities = scaled.softmax(-1)
+    if sampling.top_p < 1:
+        ranked = probabilities.sort(descending=True).values
+        before = ranked.cumsum(-1) - ranked
+        least = ranked[(before < sampling.top_p).sum() - 1]
+        probabilities = probabilities.where(probabilities >= least, 0)
+    if sampling.min_p > 0:
+        least = probabilities.max() * sampling.min_p
+        probabilities = probabilities.where(probabilities >= least, 0)
+    return probabilities
+
+
+def _invert(probabilities: torch.Tensor, point: float) -> torch.Tensor:
+    """The token at ``point`` of the cumulative distribution, never one of probability zero."""
+    cumulative = probabilities.cumsum(-1)
+    token = torch.searchsorted(cumulative, point * cumulative[-1], right=True)
+    last = probabilities.nonzero()[-1, 0]  # rounding may carry the point past the end
+    return torch.minimum(token, last)

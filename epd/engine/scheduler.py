@@ -1,0 +1,224 @@
+"""Decides what each step computes. Plain Python, no torch.
+
+A request passes these queues:
+
+* ``waiting``: FULL and PREFILL_ONLY, first come, first served; holds nothing;
+* ``arrived``: PREFILLED; holds the blocks its KV was written to, so it never waits for memory;
+* ``running``: in order of admission; holds blocks for all its tokens;
+* held: a PREFILL_ONLY request that has ended keeps its blocks until its owner releases them.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from epd.engine.block_hashes import block_hashes
+from epd.engine.block_pool import BlockPool
+from epd.engine.engine_config import EngineConfig
+from epd.engine.requests import RequestMode
+from epd.engine.sequence import Sequence, SequenceState
+
+
+class ScheduledRun(NamedTuple):
+    """Tokens ``start`` to ``end`` of a sequence are computed in this step."""
+
+    sequence: Sequence
+    start: int
+    end: int
+
+
+@dataclass
+class StepPlan:
+    """One step: its runs, single tokens first; who joined; who lost its blocks."""
+
+    runs: list[ScheduledRun] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill. Driven by one thread.
+
+    Decode goes first, so that a long prompt delays a token by at most one chunk. The oldest running
+    request is never preempted, so that some request always gets on.
+    """
+
+    def __init__(self, pool: BlockPool, config: EngineConfig) -> None:
+        self._pool = pool
+        self._config = config
+        self._arrived: deque[Sequence] = deque()
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        self.prefix_cache_queries = 0
+        self.prefix_cache_hits = 0
+        self.preemptions = 0
+        self.held_count = 0
+
+    @property
+    def running_count(self) -> int:
+        """Requests in the running set."""
+        return len(self._running)
+
+    @property
+    def pending_tokens(self) -> int:
+        """Prompt tokens without KV, of waiting and running requests."""
+        return sum(
+            max(sequence.prompt_len - sequence.computed_len, 0)
+            for sequence in (*self._waiting, *self._running)
+        )
+
+    @property
+    def headroom(self) -> int:
+        """Blocks to keep free for the growth of what runs."""
+        return self._config.headroom_blocks * sum(s.grows for s in self._running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Takes a new sequence."""
+        arrived = sequence.mode is RequestMode.PREFILLED
+        (self._arrived if arrived else self._waiting).append(sequence)
+
+    def schedule(self) -> StepPlan:
+        """Chooses the runs of the next step and makes sure of their blocks."""
+        plan = StepPlan()
+        while self._arrived and len(self._running) < self._config.max_running:
+            self._admit(self._arrived.popleft(), plan)
+        budget = self._config.token_budget
+        budget -= self._schedule_decodes(plan, budget)
+        budget -= self._schedule_chunks(plan, budget)
+        while budget > 0 and self._admit_waiting(plan):
+            budget -= self._schedule_chunk(self._running[-1], plan, budget)
+        plan.runs.sort(key=lambda run: run.end - run.start > 1)
+        return plan
+
+    def advance(self, run: ScheduledRun) -> None:
+        """Notes that a run is computed; its full blocks become findable."""
+        sequence = run.sequence
+        before = sequence.computed_len // self._pool.block_size
+        sequence.computed_len = run.end
+        self._publish(sequence, before)
+
+    def end(self, sequence: Sequence) -> None:
+        """Takes a sequence out, whatever its state, and frees what may be freed. Idempotent."""
+        if sequence.state >= SequenceState.HELD:
+            return
+        if sequence.state is SequenceState.RUNNING:
+            self._running.remove(sequence)
+        elif sequence.mode is RequestMode.PREFILLED:
+            self._arrived.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        if sequence.mode is RequestMode.PREFILL_ONLY and sequence.block_ids:
+            # A transfer may read them: they stay until their owner says that it has ended.
+            sequence.state = SequenceState.HELD
+            self.held_count += 1
+        else:
+            self._free(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """No transfer reads the blocks of a held sequence any more. Fine if it is not held."""
+        if sequence.state is SequenceState.HELD:
+            self.held_count -= 1
+            self._free(sequence)
+
+    def _schedule_decodes(self, plan: StepPlan, budget: int) -> int:
+        spent = 0
+        for sequence in list(self._running):
+            if sequence.is_prefilling or sequence.state is not SequenceState.RUNNING:
+                continue  # the latter was preempted in this very loop
+            if spent < budget and self._make_room(sequence, plan):
+                plan.runs.append(
+                    ScheduledRun(sequence, sequence.computed_len, len(sequence.token_ids))
+                )
+                spent += 1
+        return spent
+
+    def _make_room(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Sees to a slot for the next token; False when the sequence has to sit this step out."""
+        while len(sequence.token_ids) > len(sequence.block_ids) * self._pool.block_size:
+            if blocks := self._pool.allocate(1):
+                sequence.block_ids += blocks
+                continue
+            victim = self._youngest()
+            if victim is None:
+                return False
+            self.end(victim)
+            self.preemptions += 1
+            plan.preempted.append(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _youngest(self) -> Sequence | None:
+        """The last request to join that may lose its blocks; never the oldest running one."""
+        if self._arrived:
+            return self._arrived[-1]
+        return next((s for s in reversed(self._running[1:]) if s.grows), None)
+
+    def _schedule_chunks(self, plan: StepPlan, budget: int) -> int:
+        spent = 0
+        for sequence in self._running:
+            if sequence.is_prefilling and spent < budget:
+                spent += self._schedule_chunk(sequence, plan, budget - spent)
+        return spent
+
+    def _schedule_chunk(self, sequence: Sequence, plan: StepPlan, budget: int) -> int:
+        start = sequence.computed_len
+        end = min(len(sequence.token_ids), start + budget)
+        if end < len(sequence.token_ids):
+            # Whole blocks: a block that two chunks share would be pushed twice.
+            aligned = end - end % self._pool.block_size
+            end = aligned if aligned > start else end
+        plan.runs.append(ScheduledRun(sequence, start, end))
+        return end - start
+
+    def _admit_waiting(self, plan: StepPlan) -> bool:
+        """Admits the head of the queue; False when there is none or it has to go on waiting."""
+        if not self._waiting or len(self._running) >= self._config.max_running:
+            return False
+        sequence = self._waiting[0]
+        block_size = self._pool.block_size
+        cached: list[int] = []
+        if self._pool.enable_prefix_cache:
+            self._hash(sequence, sequence.prompt_len)
+            # The last token is always computed: its logits are needed.
+            usable = sequence.hashes[: (sequence.prompt_len - 1) // block_size]
+            cached = self._pool.match_prefix(usable)
+        missing = -(-sequence.prompt_len // block_size) - len(cached)
+        fresh = self._pool.allocate(missing, keep_free=self.headroom)
+        if fresh is None:
+            self._pool.free(cached)
+            return False
+        if self._pool.enable_prefix_cache:
+            self.prefix_cache_queries += sequence.prompt_len
+            self.prefix_cache_hits += len(cached) * block_size
+        sequence.block_ids = cached + fresh
+        sequence.computed_len = sequence.cached_len = len(cached) * block_size
+        self._admit(self._waiting.popleft(), plan)
+        return True
+
+    def _admit(self, sequence: Sequence, plan: StepPlan) -> None:
+        sequence.state = SequenceState.RUNNING
+        self._running.append(sequence)
+        plan.admitted.append(sequence)
+        if sequence.mode is RequestMode.PREFILLED:
+            self._publish(sequence, 0)
+
+    def _publish(self, sequence: Sequence, first_block: int) -> None:
+        full = sequence.computed_len // self._pool.block_size
+        if full > first_block and self._pool.enable_prefix_cache:
+            self._hash(sequence, sequence.computed_len)
+            for index in range(first_block, full):
+                self._pool.publish(sequence.block_ids[index], sequence.hashes[index])
+
+    def _hash(self, sequence: Sequence, token_count: int) -> None:
+        """Extends the sequence's hashes over its first ``token_count`` tokens."""
+        block_size = self._pool.block_size
+        if len(sequence.hashes) < token_count // block_size:
+            tokens = sequence.token_ids[:token_count]
+            images = sequence.request.images
+            sequence.hashes = block_hashes(tokens, images, block_size, sequence.hashes)
+
+    def _free(self, sequence: Sequence) -> None:
+        sequence.state = SequenceState.ENDED
+        self._pool.free(sequence.block_ids)
+        sequence.block_ids = []
