@@ -179,7 +179,11 @@ class TransferAgent:
 
     def subscribe(self, callback: NoticeCallback) -> None:
         """Calls back with every batch of (agent name, notice), on the agent thread."""
-        self._subscribers.append(callback)
+        self._subscribers = [*self._subscribers, callback]
+
+    def unsubscribe(self, callback: NoticeCallback) -> None:
+        """Ends a subscription; a batch under way may still come."""
+        self._subscribers = [one for one in self._subscribers if one is not callback]
 
     def on_death(self, callback: DeathCallback) -> None:
         """Calls back with the cause when the thread dies, on the agent thread."""
@@ -262,7 +266,8 @@ class TransferAgent:
             state = job.advance(backend)
             in_flight += job.in_flight - (not fresh)
             if state is JobState.OVER:
-                self._count(job)
+                self._count(job)  # first: who sees the future complete sees it counted
+                job.conclude()
             else:
                 remaining.append(job)
             if state is not JobState.WAITING:
@@ -287,18 +292,15 @@ class TransferAgent:
     def _count(self, job: TransferJob) -> None:
         with self._lock:
             self._open_count -= 1
-        if job.future.cancelled():
-            return
         writes, reads = self.counters.writes, self.counters.reads
         counters = writes if job.order.operation == "WRITE" else reads
-        if job.future.exception() is not None:
+        if isinstance(job.outcome, EpdError):
             counters.failed += 1
-            return
-        result = job.future.result()
-        counters.done += 1
-        counters.byte_count += result.byte_count
-        counters.descriptor_count += result.descriptor_count
-        counters.transfer_ns += result.transfer_ns
+        elif job.outcome is not None:
+            counters.done += 1
+            counters.byte_count += job.outcome.byte_count
+            counters.descriptor_count += job.outcome.descriptor_count
+            counters.transfer_ns += job.outcome.transfer_ns
 
     def _end(self, error: EpdError) -> None:
         """Fails everything open; nothing is taken any more."""

@@ -69,6 +69,8 @@ class TransferJob:
         self._handle: TransferHandle | None = None
         self._started_ns = 0
         self._results: list[TransferResult] = []
+        #: How it ended; None while it runs or when it was cancelled before it began.
+        self.outcome: TransferResult | EpdError | None = None
         self._error: EpdError | None = None
         self._failed_ns = 0
         self._released: Future[None] | None = None
@@ -81,7 +83,7 @@ class TransferJob:
     def advance(self, backend: TransferBackend) -> JobState:
         """Does what can be done without waiting, posting at most one piece.
 
-        Completes ``future``, so its callbacks run inside.
+        After OVER, ``outcome`` is set and :meth:`conclude` is due.
         """
         if self._error is not None:
             return self._release(backend)
@@ -100,6 +102,15 @@ class TransferJob:
         elif not self._started_ns and not self._start():
             return JobState.OVER
         return self._post(backend)
+
+    def conclude(self) -> None:
+        """Completes ``future`` with the outcome; its callbacks run inside."""
+        if self._released is not None:
+            self._released.set_result(None)
+        elif isinstance(self.outcome, TransferResult):
+            self.future.set_result(self.outcome)
+        elif self.outcome is not None:
+            self.future.set_exception(self.outcome)
 
     def abandon(self, error: EpdError) -> None:
         """Fails what is still open, because the agent ends."""
@@ -122,7 +133,7 @@ class TransferJob:
         try:
             check_pairs(self.order.local, self.order.remote)
         except TransferFailedError as error:
-            self.future.set_exception(error)
+            self.outcome = error
             return False
         self._pieces.extend(cut(self.order.local, self.order.remote, self._piece_bytes))
         return True
@@ -137,7 +148,7 @@ class TransferJob:
             post = backend.write if order.operation == "WRITE" else backend.read
             self._handle = post(order.peer, local, remote, notice)
         except EpdError as error:
-            self.future.set_exception(error)
+            self.outcome = error
             return JobState.OVER
         return JobState.MOVED
 
@@ -146,10 +157,7 @@ class TransferJob:
         assert self._error is not None
         if backend.release(self._handle):
             self._handle = None
-            if self._released is not None:
-                self._released.set_result(None)
-            else:
-                self.future.set_exception(self._error)
+            self.outcome = self._error
             return JobState.OVER
         waited = time.monotonic_ns() - self._failed_ns
         if self._released is None and waited > self._release_patience_ns:
@@ -158,12 +166,10 @@ class TransferJob:
         return JobState.WAITING
 
     def _complete(self) -> JobState:
-        self.future.set_result(
-            TransferResult(
-                sum(one.byte_count for one in self._results),
-                sum(one.descriptor_count for one in self._results),
-                sum(one.post_ns for one in self._results),
-                time.perf_counter_ns() - self._started_ns,
-            )
+        self.outcome = TransferResult(
+            sum(one.byte_count for one in self._results),
+            sum(one.descriptor_count for one in self._results),
+            sum(one.post_ns for one in self._results),
+            time.perf_counter_ns() - self._started_ns,
         )
         return JobState.OVER

@@ -1,0 +1,311 @@
+"""The decode side of the KV hand-over."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from epd.engine.block_pool import BlockPool
+from epd.engine.kv_layout import KvLayout
+from epd.errors import EpdError, NotFoundError, TransferFailedError, UnavailableError
+from epd.handover.control import Reservation
+from epd.handover.lease import Lease, LeaseState
+from epd.handover.leases import LeaseConfig, LeaseTable
+from epd.handover.notice import Notice, NoticeKind
+from epd.handover.reserve_queue import ReserveQueue
+from epd.handover.seal import SealRecord, SealSlots
+from epd.transfer.agent import TransferAgent
+from epd.transfer.base import AgentDescriptor
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ReceiverConfig:
+    """Bounds of the receiving side; durations in seconds."""
+
+    leases: LeaseConfig = field(default_factory=LeaseConfig)
+    max_waiting: int = 256
+    reserve_timeout_s: float = 10.0
+    tick_s: float = 0.005
+    expire_every_s: float = 0.05
+
+
+@dataclass
+class ReceiverCounters:
+    """Notices that were not what they should be, by kind; totals since the start."""
+
+    malformed: int = 0
+    unmatched: int = 0
+    foreign: int = 0
+    stale: int = 0
+
+
+@dataclass(frozen=True)
+class SealedTransfer:
+    """KV of a prompt that is all there, and the token that prefill drew after it."""
+
+    block_ids: tuple[int, ...]
+    cached_block_count: int
+    first_token: int
+    logprob: float
+    byte_count: int
+
+
+class KvReceiver:
+    """Reserves blocks for prefill's WRITEs and says when a prompt's KV is complete.
+
+    A transfer is complete when the seal record and as many KV notices as it counts have arrived.
+    Each notice follows its own WRITE's data, so no order between WRITEs is needed and a lost notice
+    is a transfer that never completes, not a wrong answer.
+
+    Everything runs on the event loop that :meth:`run` runs on; notices hop there from the agent
+    thread.
+
+    Args:
+        pool: The engine's blocks.
+        layout: This worker's KV.
+        agent: Started, with the KV memory and ``slots.segment`` registered.
+        slots: One seal slot per transfer that can be open at once.
+        config: Bounds.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        layout: KvLayout,
+        agent: TransferAgent,
+        slots: SealSlots,
+        config: ReceiverConfig | None = None,
+    ) -> None:
+        self.config = config or ReceiverConfig()
+        self.counters = ReceiverCounters()
+        self.leases = LeaseTable(
+            pool,
+            slots,
+            layout.layer_count,
+            self.config.leases,
+            time.monotonic_ns,
+            self._on_end,
+        )
+        self._layout = layout
+        self._agent = agent
+        self._slots = slots
+        self._queue = ReserveQueue(self.config.max_waiting, self.config.reserve_timeout_s)
+        self._agent_names: dict[str, str] = {}  # of the connected peers, by instance id
+        self._waiting: dict[str, asyncio.Future[Lease]] = {}
+        self._prefixes: dict[str, Sequence[bytes]] = {}
+
+    @property
+    def waiting_reservations(self) -> int:
+        """Reservations that wait for blocks."""
+        return len(self._queue)
+
+    async def run(self) -> None:
+        """Takes notices in, serves the queue and expires leases, until cancelled."""
+        loop = asyncio.get_running_loop()
+
+        def hop(batch: list[tuple[str, bytes]]) -> None:
+            loop.call_soon_threadsafe(self._on_notices, batch)
+
+        self._agent.subscribe(hop)
+        try:
+            next_expiry = 0.0
+            while True:
+                # The engine frees blocks on its own thread and tells nobody, hence the tick.
+                await asyncio.sleep(
+                    self.config.tick_s if len(self._queue) else self.config.expire_every_s
+                )
+                self._queue.serve()
+                if loop.time() >= next_expiry:
+                    next_expiry = loop.time() + self.config.expire_every_s
+                    self.leases.expire()
+        finally:
+            self._agent.unsubscribe(hop)
+
+    def peer_arrived(self, peer: AgentDescriptor) -> None:
+        """A prefill process is paired and may reserve."""
+        self._agent_names[peer.instance_id] = peer.agent_name
+        self.leases.peer_arrived(peer.instance_id)
+
+    def peer_gone(self, instance_id: str) -> None:
+        """A prefill process is gone: its transfers fail, its memory is free after the hold time."""
+        self._agent_names.pop(instance_id, None)
+        error = UnavailableError(f"prefill instance {instance_id} is gone", reason="PEER_LOST")
+        self._queue.drop_peer(instance_id, error)
+        self.leases.peer_gone(instance_id)
+
+    async def reserve(
+        self, transfer_id: str, sender_instance_id: str, token_count: int
+    ) -> Reservation:
+        """Reserves blocks for ``token_count`` tokens. Waits in a bounded queue; idempotent.
+
+        Raises:
+            NotFoundError: the sender is not paired.
+            ResourceExhaustedError: the peer is at its cap, the queue is full, or the wait too long.
+            EpdError: the transfer is over; this says why.
+        """
+        self._check_paired(sender_instance_id)
+        count = self._layout.blocks_for(token_count)
+        lease = self.leases.admit(transfer_id, sender_instance_id, count)
+        if lease is None:
+
+            def grant() -> Lease | None:
+                known = self.leases.get(transfer_id)
+                prefix = self._prefixes.get(transfer_id, ())
+                granted = self.leases.grant(transfer_id, sender_instance_id, count, prefix)
+                if granted is not None and known is None:
+                    self._agent.announce()  # withdrawn when it is sealed or ends
+                return granted
+
+            lease = await self._queue.wait(transfer_id, sender_instance_id, grant)
+        return Reservation(
+            transfer_id,
+            lease.generation,
+            lease.block_ids,
+            self._slots.segment_of(lease.seal_slot),
+            lease.cached_block_count,
+            self.config.leases.progress_timeout_s,
+        )
+
+    def renew(self, transfer_ids: Iterable[str]) -> list[str]:
+        """Notes progress; returns the transfers that are given up or not known."""
+        unknown = self.leases.renew(transfer_ids)
+        if unknown:
+            log.info("renewal of transfers that are over: %s", ", ".join(unknown))
+        return unknown
+
+    def fail(self, transfer_id: str, error: EpdError, settled: bool) -> None:
+        """Prefill says that a transfer failed. Idempotent; may come before Reserve."""
+        self._queue.drop(transfer_id, error)
+        self.leases.fail(transfer_id, error, settled)
+        self._wake(transfer_id, error)
+
+    def settle(self, transfer_ids: Iterable[str]) -> None:
+        """Prefill confirms that it is through with transfers."""
+        self.leases.settle(transfer_ids)
+
+    def cancel(self, transfer_id: str, error: EpdError | None = None) -> None:
+        """Nobody here wants the transfer (any more): a late Reserve of it is refused."""
+        self.leases.cancel(transfer_id, error)
+        over = self.leases.ended(transfer_id)
+        if over is not None:
+            self._queue.drop(transfer_id, over)
+            self._wake(transfer_id, over)
+
+    async def wait_sealed(
+        self, transfer_id: str, timeout_s: float, prefix_hashes: Sequence[bytes] = ()
+    ) -> SealedTransfer:
+        """Waits until a transfer is complete; may be called before or after its Reserve.
+
+        Whatever ends the wait early (timeout, cancellation) cancels the transfer. After a normal
+        return call :meth:`take` before anything is awaited.
+
+        Args:
+            transfer_id: The attempt; one waiter each.
+            timeout_s: Longest wait.
+            prefix_hashes: Block hashes of the prompt's leading full blocks: those found in the
+                prefix cache when Reserve comes are not pushed.
+
+        Raises:
+            EpdError: why the transfer failed.
+        """
+        over = self.leases.ended(transfer_id)
+        if over is not None:
+            raise over.with_traceback(None)
+        lease = self.leases.get(transfer_id)
+        assert transfer_id not in self._waiting, "one Decode call per transfer"
+        self._prefixes[transfer_id] = prefix_hashes
+        sealed = self._waiting[transfer_id] = asyncio.get_running_loop().create_future()
+        try:
+            if lease is None or lease.state is not LeaseState.SEALED:
+                async with asyncio.timeout(timeout_s):
+                    lease = await sealed
+        except TimeoutError:
+            held = self.leases.get(transfer_id)
+            far = held.describe(self._layout.layer_count) if held else "prefill never reserved"
+            error = TransferFailedError(
+                f"KV push from prefill to decode not complete in {timeout_s} s: {far}",
+                reason="TRANSFER_TIMEOUT",
+            )
+            self.cancel(transfer_id, error)
+            raise error from None
+        except asyncio.CancelledError:
+            self.cancel(transfer_id)
+            raise
+        finally:
+            del self._waiting[transfer_id]
+            del self._prefixes[transfer_id]
+        assert lease is not None
+        assert lease.record is not None
+        return SealedTransfer(
+            lease.block_ids,
+            lease.cached_block_count,
+            lease.record.first_token,
+            lease.record.logprob,
+            lease.record.byte_count,
+        )
+
+    def take(self, transfer_id: str) -> tuple[int, ...]:
+        """Hands the blocks of a sealed transfer over to the caller, for the engine.
+
+        Raises:
+            NotFoundError: no sealed transfer has that id.
+        """
+        return self.leases.take(transfer_id).block_ids
+
+    def _check_paired(self, instance_id: str) -> None:
+        if instance_id not in self._agent_names:
+            raise NotFoundError(
+                f"prefill instance {instance_id} is not paired with this worker",
+                reason="NOT_PAIRED",
+            )
+
+    def _on_notices(self, batch: list[tuple[str, bytes]]) -> None:
+        for agent_name, message in batch:
+            try:
+                notice = Notice.decode(message)
+            except ValueError as error:
+                self.counters.malformed += 1
+                log.warning("notice from %s: %s", agent_name, error)
+                continue
+            lease = self.leases.get(notice.transfer_id)
+            if lease is None or lease.state not in (LeaseState.RESERVED, LeaseState.RECEIVING):
+                self.counters.unmatched += 1
+            elif self._agent_names.get(lease.peer) != agent_name:
+                self.counters.foreign += 1
+                log.warning("%s announced a transfer of %s", agent_name, lease.peer)
+            elif lease.generation != notice.generation:
+                self.counters.stale += 1
+                log.warning("notice of an earlier reservation of %s", lease.transfer_id)
+            else:
+                self._on_notice(lease, notice)
+
+    def _on_notice(self, lease: Lease, notice: Notice) -> None:
+        if notice.kind is NoticeKind.KV:
+            complete = self.leases.arrive(lease, notice.layer, notice.ordinal)
+        else:
+            try:
+                record = SealRecord.decode(
+                    self._slots.read(lease.seal_slot), lease.transfer_id, lease.generation
+                )
+            except EpdError as error:
+                self.leases.fail(lease.transfer_id, error)
+                return
+            complete = self.leases.accept_seal(lease, record)
+        if complete:
+            self._agent.withdraw()
+            waiter = self._waiting.get(lease.transfer_id)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(lease)
+
+    def _on_end(self, lease: Lease, error: EpdError) -> None:
+        if lease.state is not LeaseState.SEALED:
+            self._agent.withdraw()
+        self._wake(lease.transfer_id, error)
+
+    def _wake(self, transfer_id: str, error: EpdError) -> None:
+        waiter = self._waiting.get(transfer_id)
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(error.with_traceback(None))

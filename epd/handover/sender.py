@@ -1,0 +1,318 @@
+"""The prefill side of the KV hand-over."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from epd.engine.kv_layout import KvLayout
+from epd.engine.requests import LayerProgress
+from epd.errors import (
+    DuplicateRequestError,
+    EpdError,
+    InternalError,
+    RequestCancelledError,
+    ResourceExhaustedError,
+    TransferFailedError,
+    UnavailableError,
+)
+from epd.handover.control import PushTarget, Reservation
+from epd.handover.push import KvPush, PushReport
+from epd.handover.seal import SealSlots
+from epd.handover.settlements import Settlements
+from epd.transfer.agent import TransferAgent
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SenderConfig:
+    """Bounds of the sending side; durations in seconds.
+
+    ``drain_timeout_s``: how long a failed push waits for its running WRITEs before it lets go of
+    this side's memory. Decode keeps its own in quarantine beyond that.
+    """
+
+    renew_interval_s: float = 0.5
+    reserve_timeout_s: float = 15.0
+    control_timeout_s: float = 5.0
+    drain_timeout_s: float = 30.0
+    max_unsettled: int = 65536
+
+
+@dataclass
+class SenderCounters:
+    """Totals since the start; ``undrained`` pushes let go of memory with WRITEs still running."""
+
+    pushed: int = 0
+    failed: int = 0
+    undrained: int = 0
+    layers_without_push: int = 0
+
+
+class KvSender:
+    """Pushes the KV of prompts to decode workers while it is being computed.
+
+    Lives on one event loop; :meth:`on_layer` is the engine's layer hook and runs on the engine
+    thread.
+
+    Args:
+        agent: Started, with the KV memory and ``slots.segment`` registered.
+        layout: This worker's KV, with its regions.
+        slots: Source memory of seals, one for each push that can be open at once.
+        config: Bounds.
+    """
+
+    def __init__(
+        self,
+        agent: TransferAgent,
+        layout: KvLayout,
+        slots: SealSlots,
+        config: SenderConfig | None = None,
+    ) -> None:
+        self.config = config or SenderConfig()
+        self.counters = SenderCounters()
+        self._agent = agent
+        self._layout = layout
+        self._slots = slots
+        self._pushes: dict[str, KvPush] = {}  # by request id; the engine thread looks up only
+        self._settlements = Settlements(self.config.max_unsettled)
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def open_pushes(self) -> int:
+        """Pushes between Reserve and the end of their last WRITE."""
+        return len(self._pushes)
+
+    @property
+    def unsettled_transfers(self) -> int:
+        """Transfers that are through here while their decode worker does not know yet."""
+        return len(self._settlements)
+
+    async def run(self) -> None:
+        """Renews leases and delivers Settles, until cancelled."""
+        while True:
+            await asyncio.sleep(self.config.renew_interval_s)
+            by_target: dict[str, list[KvPush]] = {}
+            for push in self._pushes.values():
+                if push.stalled_s > push.reservation.progress_timeout_s:
+                    # Renewing it would keep decode waiting for what does not move.
+                    text = (
+                        f"KV push from prefill to decode: no WRITE ended for {push.stalled_s:.1f} s"
+                    )
+                    self._fail(push, TransferFailedError(text, reason="TRANSFER_STALLED"))
+                if push.error is None:
+                    by_target.setdefault(push.target.instance_id, []).append(push)
+            async with asyncio.TaskGroup() as group:
+                for pushes in by_target.values():
+                    group.create_task(self._renew(pushes))
+                for target, transfer_ids in self._settlements.due():
+                    group.create_task(self._settle(target, transfer_ids))
+
+    def on_layer(self, layer: int, progress: Sequence[LayerProgress]) -> None:
+        """The engine's layer hook: pushes what a layer of a step has made complete.
+
+        Engine thread. Computes runs of blocks and queues WRITEs; never waits.
+        """
+        for one in progress:
+            push = self._pushes.get(one.request_id)
+            if push is None:  # it has ended, the engine's request is about to
+                self.counters.layers_without_push += 1
+            else:
+                push.write_layer(layer, one)
+
+    @asynccontextmanager
+    async def push(
+        self, request_id: str, transfer_id: str, target: PushTarget, token_count: int
+    ) -> AsyncIterator[KvPush]:
+        """Reserves decode memory, then pushes every layer of ``request_id`` until left.
+
+        Submit the request to the engine inside and await :meth:`finish` after its PrefillDone.
+        Leaving without it gives the transfer up: decode is told why at once. The exit waits until
+        nothing is in flight (at most ``drain_timeout_s``); release the engine's blocks after it.
+        ``KvPush.failure`` completes when a push fails meanwhile.
+
+        ``request_id`` is the engine's and must be new for each attempt.
+
+        Raises:
+            EpdError: why Reserve was refused.
+            DuplicateRequestError: a push of this request is open.
+            ResourceExhaustedError: no seal slot is free.
+        """
+        if request_id in self._pushes:
+            raise DuplicateRequestError(f"a push of request {request_id} is open")
+        slot = self._slots.take()
+        if slot is None:
+            raise ResourceExhaustedError(f"{self._slots.count} pushes are open already")
+        asked_ns = time.monotonic_ns()
+        try:
+            reservation = await self._reserve(transfer_id, target, token_count)
+        except BaseException:
+            self._slots.give_back(slot)
+            raise
+        push = KvPush(
+            request_id,
+            target,
+            reservation,
+            self._layout,
+            self._agent,
+            self._slots,
+            slot,
+            asked_ns,
+            self._on_failure,
+        )
+        self._pushes[request_id] = push
+        try:
+            yield push
+        except BaseException as error:
+            self._fail(push, _typed(error))
+            raise
+        finally:
+            if not push.finished:
+                self._fail(push, RequestCancelledError("prefill ended without handing over the KV"))
+            # Goes on when this caller is cancelled (again) or out of patience: slot and settlement
+            # depend on it.
+            closing = self._spawn(self._close(push))
+            await asyncio.wait({closing}, timeout=self.config.drain_timeout_s)
+            if not closing.done():
+                self.counters.undrained += 1
+                log.error("WRITEs of %s still run, letting go of their source", push.transfer_id)
+
+    async def finish(
+        self, push: KvPush, first_token: int, logprob: float, forward_ended_ns: int
+    ) -> PushReport:
+        """Seals a push after the engine's PrefillDone and waits until everything has arrived.
+
+        Args:
+            push: The push.
+            first_token: The token drawn after the prompt.
+            logprob: Its log probability.
+            forward_ended_ns: Monotonic time of the forward pass's end.
+
+        Raises:
+            EpdError: the push has failed.
+        """
+        push.write_seal(first_token, logprob)
+        await push.drained()
+        if push.error is not None:
+            raise push.error.with_traceback(None)
+        push.finished = True
+        self.counters.pushed += 1
+        return push.report(forward_ended_ns)
+
+    def peer_arrived(self, target: PushTarget) -> None:
+        """A decode process is paired (again)."""
+        self._settlements.connected(target)
+
+    def peer_gone(self, target: PushTarget) -> None:
+        """A decode process is gone: its pushes fail at once and it is told nothing."""
+        for push in self._pushes.values():
+            if push.target.instance_id == target.instance_id:
+                push.told = True
+                text = f"decode instance {target.instance_id} was lost during the KV push"
+                self._fail(push, UnavailableError(text, reason="PEER_LOST"))
+        self._settlements.lost(target)
+
+    async def _reserve(self, transfer_id: str, target: PushTarget, token_count: int) -> Reservation:
+        try:
+            async with asyncio.timeout(self.config.reserve_timeout_s):
+                reservation = await target.control.reserve(transfer_id, token_count)
+            blocks = self._layout.blocks_for(token_count)
+            if len(reservation.block_ids) != blocks:
+                raise InternalError(f"{len(reservation.block_ids)} blocks reserved, not {blocks}")
+        except BaseException as error:
+            # Decode may have granted it all the same, or be about to.
+            typed = _typed(error)
+            self._spawn(self._tell(target, "Fail", target.control.fail(transfer_id, typed, True)))
+            if isinstance(error, TimeoutError):
+                raise typed from None
+            raise
+        return reservation
+
+    async def _close(self, push: KvPush) -> None:
+        """Ends a closed or finished push."""
+        await push.drained()
+        push.give_back_slot()
+        del self._pushes[push.request_id]
+        self._settlements.add(push.target, push.transfer_id)
+        if not push.finished:  # decode holds memory back until it knows; others wait for the tick
+            await self._settle(push.target, [push.transfer_id])
+
+    def _on_failure(self, push: KvPush) -> None:
+        assert push.error is not None
+        self._fail(push, push.error)
+
+    def _fail(self, push: KvPush, error: EpdError) -> None:
+        """Stops a push for good and tells decode why. The first reason counts."""
+        push.close(error)
+        assert push.error is not None
+        if push.failure.done() or push.finished:
+            return
+        push.failure.set_result(push.error)
+        self.counters.failed += 1
+        log.info("push %s failed: %s", push.transfer_id, push.error.message)
+        if not push.told:
+            push.told = True
+            fail = push.target.control.fail(push.transfer_id, push.error, not push.in_flight)
+            self._spawn(self._tell(push.target, "Fail", fail))
+
+    async def _renew(self, pushes: list[KvPush]) -> None:
+        target = pushes[0].target
+        asked_ns = time.monotonic_ns()
+        unknown: set[str] = set()
+
+        async def renew() -> None:
+            unknown.update(await target.control.renew([push.transfer_id for push in pushes]))
+
+        if not await self._tell(target, "Renew", renew()):
+            return  # the leases lapse when this goes on
+        for push in pushes:
+            if push.transfer_id not in unknown:
+                push.renewed(asked_ns)
+            elif not push.finished:
+                push.told = True
+                self._fail(
+                    push,
+                    TransferFailedError(
+                        "decode has given up the KV push from prefill", reason="LEASE_LOST"
+                    ),
+                )
+
+    async def _settle(self, target: PushTarget, transfer_ids: list[str]) -> None:
+        if await self._tell(target, "Settle", target.control.settle(transfer_ids)):
+            self._settlements.done(target, transfer_ids)
+
+    async def _tell(self, target: PushTarget, what: str, call: Coroutine[Any, Any, None]) -> bool:
+        """Makes a control call within its bound; False when it failed."""
+        try:
+            async with asyncio.timeout(self.config.control_timeout_s):
+                await call
+        except (EpdError, TimeoutError) as error:
+            log.warning("%s at decode instance %s failed: %r", what, target.instance_id, error)
+            return False
+        return True
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task with a strong reference; its bugs are logged."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+        return task
+
+    def _reap(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task of the KV sender failed", exc_info=error)
+
+
+def _typed(error: BaseException) -> EpdError:
+    if isinstance(error, EpdError):
+        return error
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return RequestCancelledError("the request was cancelled at prefill")
+    if isinstance(error, TimeoutError):
+        return TransferFailedError("decode did not answer Reserve in time")
+    return InternalError(f"prefill failed: {error!r}")

@@ -1,0 +1,138 @@
+"""A pushed prompt arrives byte by byte, once, and is complete only with its seal."""
+
+import asyncio
+import time
+
+import pytest
+
+from epd.errors import EpdError
+from tests.handover.sides import SEAL_BYTES
+
+
+async def receive(pair, transfer_id, timeout_s=5.0, **options):
+    sealed = await pair.decode.receiver.wait_sealed(transfer_id, timeout_s, **options)
+    return sealed, pair.decode.receiver.take(transfer_id)
+
+
+@pytest.mark.parametrize("token_count", [1, 16, 17, 100, 128])
+async def test_all_bytes_arrive_and_are_counted_once(make, token_count):
+    async with make().running() as pair:
+        prefill, decode = pair.prefill, pair.decode
+        mine = prefill.pool.allocate(prefill.layout.blocks_for(token_count))
+        prefill.pool.free(mine)  # run_request gets the same ones again
+        receiving = asyncio.create_task(receive(pair, "t"))
+        report = await prefill.run_request("t", pair.target, token_count, token=7)
+        sealed, blocks = await receiving
+        assert (sealed.first_token, sealed.logprob) == (7, -0.5)
+        assert decode.content(blocks) == prefill.content(mine)
+        kv_bytes = len(blocks) * decode.layout.block_bytes * decode.layout.layer_count
+        assert sealed.byte_count == kv_bytes
+        assert report.byte_count == kv_bytes + SEAL_BYTES
+        assert prefill.agent.counters.writes.byte_count == kv_bytes + SEAL_BYTES
+        decode.pool.free(blocks)
+        await pair.idle()
+
+
+async def test_order_of_wait_and_reserve_does_not_matter(make):
+    async with make().running() as pair:
+        await pair.prefill.run_request("late", pair.target, 40)
+        await asyncio.sleep(0.05)
+        _, blocks = await receive(pair, "late")
+        pair.decode.pool.free(blocks)
+        await pair.idle()
+
+
+async def test_neighbouring_blocks_travel_as_one_descriptor(make):
+    async with make().running() as pair:
+        report = await pair.prefill.run_request("t", pair.target, 64, chunk=64)
+        assert report.descriptor_count == pair.prefill.layout.layer_count + 1
+        assert report.write_count == pair.prefill.layout.layer_count + 1
+        assert len(report.layer_ns) == pair.prefill.layout.layer_count
+        pair.decode.pool.free((await receive(pair, "t"))[1])
+        await pair.idle()
+
+
+async def test_cached_prefix_of_prefill_is_pushed_with_the_first_step(make):
+    """The engine computes from token 32 on only; the two cached blocks arrive all the same."""
+    async with make().running() as pair:
+        prefill = pair.prefill
+        mine = prefill.pool.allocate(5)
+        prefill.pool.free(mine)
+        prefill.memory.view()[:] = 3
+        await prefill.run_request("t", pair.target, 80, cached=32, chunk=16)
+        _, blocks = await receive(pair, "t")
+        assert pair.decode.content(blocks) == prefill.content(mine)
+        pair.decode.pool.free(blocks)
+        await pair.idle()
+
+
+async def test_blocks_that_decode_holds_are_not_pushed(make):
+    async with make().running() as pair:
+        decode, prefill = pair.decode, pair.prefill
+        known = decode.pool.allocate(2)
+        for block, name in zip(known, (b"a", b"b"), strict=True):
+            decode.pool.publish(block, name)
+        decode.pool.free(known)
+        before = decode.content(known)
+        receiving = asyncio.create_task(receive(pair, "t", prefix_hashes=[b"a", b"b", b"c"]))
+        await asyncio.sleep(0)
+        report = await prefill.run_request("t", pair.target, 80)
+        sealed, blocks = await receiving
+        assert sealed.cached_block_count == 2
+        assert list(blocks[:2]) == known
+        assert decode.content(known) == before
+        per_block = decode.layout.block_bytes * decode.layout.layer_count
+        assert report.byte_count == 3 * per_block + SEAL_BYTES
+        decode.pool.free(blocks)
+        await pair.idle()
+
+
+async def test_ids_are_never_confused_by_prefix(make):
+    async with make().running() as pair:
+        waiting = asyncio.create_task(receive(pair, "1"))
+        await pair.prefill.run_request("11", pair.target, 20, token=11)
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await pair.prefill.run_request("1", pair.target, 20, token=1)
+        sealed, blocks = await waiting
+        assert sealed.first_token == 1
+        pair.decode.pool.free(blocks)
+        sealed, blocks = await receive(pair, "11")
+        assert sealed.first_token == 11
+        pair.decode.pool.free(blocks)
+        await pair.idle()
+
+
+async def test_time_before_the_forward_pass_ended_counts_as_hidden(make):
+    async with make().running() as pair:
+        report = await pair.prefill.run_request("t", pair.target, 128, chunk=32, pause_s=0.005)
+        assert report.hidden_ns > 0
+        assert 0 < report.exposed_ns < 1e9
+        pair.decode.pool.free((await receive(pair, "t"))[1])
+        await pair.idle()
+
+
+async def test_sealed_is_final_a_late_fail_changes_nothing(make):
+    async with make().running() as pair:
+        await pair.prefill.run_request("t", pair.target, 20)
+        await asyncio.sleep(0.05)
+        pair.decode.receiver.fail("t", EpdError("too late"), settled=True)
+        _, blocks = await receive(pair, "t")
+        pair.decode.pool.free(blocks)
+        await pair.idle()
+
+
+async def test_concurrent_pushes_all_arrive(make):
+    async with make().running() as pair:
+
+        async def one(number):
+            receiving = asyncio.create_task(receive(pair, f"r{number}"))
+            await pair.prefill.run_request(f"r{number}", pair.target, 50, token=number, chunk=20)
+            sealed, blocks = await receiving
+            assert sealed.first_token == number
+            pair.decode.pool.free(blocks)
+
+        started = time.monotonic()
+        await asyncio.gather(*(one(n) for n in range(8)))
+        assert time.monotonic() - started < 5
+        await pair.idle()
