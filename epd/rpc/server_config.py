@@ -38,6 +38,9 @@ class ServerConfig:
     heartbeat_s: float = option(
         0.25, help="period of load reports", unit="s", minimum=0.01, maximum=60
     )
+    follow_stdin: bool = option(
+        False, help="stop when standard input ends: a supervisor that dies takes its services along"
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = option(
         "INFO", help="least severity logged"
     )

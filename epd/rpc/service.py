@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TextIO, TypeVar
 
 from epd.config import ConfigError, resolve_or_exit, settings, unused_variables
 from epd.errors import EpdError
@@ -80,6 +80,8 @@ class Service(Generic[C]):
         telemetry. A signal while loading ends it as soon as the load can be interrupted.
         """
         stop = _StopSignal()
+        if config.follow_stdin:
+            await stop.follow(sys.stdin)
         instance_id = new_id()
         telemetry = start_telemetry(
             self.role,
@@ -124,6 +126,16 @@ class _StopSignal:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._request)
+
+    async def follow(self, stream: TextIO) -> None:
+        """Takes the end of ``stream`` for a signal too."""
+        request = self._request
+
+        class Watcher(asyncio.Protocol):
+            def connection_lost(self, error: Exception | None) -> None:
+                request()
+
+        await asyncio.get_running_loop().connect_read_pipe(Watcher, stream)
 
     def _request(self) -> None:
         if self.interrupts and not self.event.is_set() and self._task is not None:
