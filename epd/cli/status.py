@@ -9,9 +9,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from epd.config import ConfigError
 from epd.fleet.state import StateFolder
 from epd.rpc.channels import open_channel
-from epd.rpc.status import error_from_rpc
 from epd.v1 import router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 TIMEOUT_S = 3.0
@@ -34,7 +34,7 @@ def status(
     try:
         model, workers = asyncio.run(read_status(address))
     except grpc.aio.AioRpcError as error:
-        raise error_from_rpc(error) from error
+        raise ConfigError(f"no router answers at {address}: {error.details()}") from error
     console = Console()
     console.print(
         f"router {address} serves [bold]{model.model_name}[/bold], "

@@ -33,8 +33,7 @@ class OtlpReceiver:
                 ("grpc.so_reuseport", 0),
             ],
         )
-        add_servicer = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
-        add_servicer(_Servicer(sink), self._server)  # type: ignore[no-untyped-call]
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_Servicer(sink), self._server)
         try:
             self._port = self._server.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:
