@@ -2,7 +2,7 @@
 
 import abc
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -150,6 +150,10 @@ class ModelFamily(abc.ABC):
         Raises:
             InvalidRequestError: the model takes no image of this shape.
         """
+        raise self._no_images()
+
+    def pixel_input(self, processed: Mapping[str, npt.NDArray[Any]]) -> PixelInput:
+        """Patches out of what the folder's own image processor answers for one image."""
         raise self._no_images()
 
     def preprocess(self, image: "Image") -> PixelInput:

@@ -1,7 +1,7 @@
 """Qwen2-VL: images of any size, multimodal rope over time, height and width."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -113,10 +113,12 @@ class Qwen2VLFamily(ModelFamily):
             ) from error
         return self.plan_image((1, rows // processor.patch_size, columns // processor.patch_size))
 
+    def pixel_input(self, processed: Mapping[str, npt.NDArray[Any]]) -> PixelInput:
+        temporal, height, width = (int(n) for n in processed["image_grid_thw"][0])
+        return PixelInput(processed["pixel_values"], (temporal, height, width))
+
     def preprocess(self, image: Image) -> PixelInput:
-        output = self._processor([image], return_tensors="np")
-        temporal, height, width = (int(n) for n in output["image_grid_thw"][0])
-        return PixelInput(output["pixel_values"], (temporal, height, width))
+        return self.pixel_input(self._processor([image], return_tensors="np"))
 
     @property
     def processor_digest(self) -> str:

@@ -1,0 +1,134 @@
+"""Handles: who may read which embedding, and until when."""
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+
+from epd.encoding.embedding_cache import CacheEntry, EmbeddingCache, EntryState
+
+logger = logging.getLogger(__name__)
+
+
+class _Lease:
+    """A pin (``expires_s`` ahead, None while the Encode call is open) or, later, a quarantine."""
+
+    def __init__(self, entry: CacheEntry) -> None:
+        self.entry = entry
+        self.expires_s: float | None = None
+        self.quarantined = False
+
+
+class EmbeddingLeases:
+    """Maps handle ids to pins of cache entries.
+
+    A lease is open while the Encode call runs, then expires unless it is renewed. One that expires
+    or is given back unsettled is in quarantine first, for the hold time or until its reader says
+    that it is done. Lives on the event loop, like the cache.
+
+    Args:
+        cache: Whose entries are pinned.
+        lease_s: How long a lease runs without a renewal.
+        hold_s: How long memory stays in quarantine without a word from its reader.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, cache: EmbeddingCache, lease_s: float, hold_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._cache = cache
+        self._hold_s = hold_s
+        self._clock = clock
+        self._leases: dict[str, _Lease] = {}
+        self.lease_s = lease_s
+        self.expired = 0
+        self.unknown_renewals = 0
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    @property
+    def readable(self) -> bool:
+        """Whether some embedding may be READ now."""
+        return any(
+            lease.entry.state is EntryState.READY and not lease.quarantined
+            for lease in self._leases.values()
+        )
+
+    def grant(self, entry: CacheEntry) -> str:
+        """Pins an entry for an open Encode call; returns a random 128-bit id, hexadecimal."""
+        handle_id = secrets.token_hex(16)
+        self._cache.pin(entry)
+        self._leases[handle_id] = _Lease(entry)
+        return handle_id
+
+    def find(self, handle_id: str) -> CacheEntry | None:
+        """The entry of a live lease."""
+        lease = self._leases.get(handle_id)
+        return None if lease is None or lease.quarantined else lease.entry
+
+    def run(self, handle_ids: Iterable[str]) -> None:
+        """The Encode call has ended well: from now on the leases expire."""
+        self.renew(handle_ids, count_unknown=False)
+
+    def renew(self, handle_ids: Iterable[str], *, count_unknown: bool = True) -> list[str]:
+        """Starts leases anew; returns the ids that have none, which are counted and logged."""
+        unknown = []
+        for handle_id in handle_ids:
+            lease = self._leases.get(handle_id)
+            if lease is None or lease.quarantined:
+                unknown.append(handle_id)
+            else:
+                lease.expires_s = self._clock() + self.lease_s
+        if unknown and count_unknown:
+            self.unknown_renewals += len(unknown)
+            logger.warning("renewal of %d unknown handles, first %s", len(unknown), unknown[0])
+        return unknown
+
+    def release(self, handle_ids: Iterable[str], *, settled: bool) -> list[str]:
+        """Gives leases back; returns the ids that have none.
+
+        ``settled`` means no READ runs or will be posted; without it an embedding that could be read
+        goes into quarantine. A second, settled release ends the quarantine.
+        """
+        unknown = []
+        for handle_id in handle_ids:
+            lease = self._leases.get(handle_id)
+            if lease is None:
+                unknown.append(handle_id)
+            elif settled or lease.entry.state is not EntryState.READY:
+                self._end(handle_id, lease)
+            elif not lease.quarantined:
+                self._quarantine(lease)
+        return unknown
+
+    def expire(self) -> bool:
+        """Quarantines what has run out and ends quarantines that have; called periodically.
+
+        Returns whether anything changed.
+        """
+        now = self._clock()
+        due = [
+            (handle_id, lease)
+            for handle_id, lease in self._leases.items()
+            if lease.expires_s is not None and lease.expires_s <= now
+        ]
+        for handle_id, lease in due:
+            if lease.quarantined:
+                self._end(handle_id, lease)
+            else:
+                self.expired += 1
+                logger.warning("lease of handle %s has expired", handle_id)
+                self._quarantine(lease)
+        return bool(due)
+
+    def _quarantine(self, lease: _Lease) -> None:
+        lease.quarantined = True
+        lease.expires_s = self._clock() + self._hold_s
+        self._cache.quarantine(lease.entry)
+
+    def _end(self, handle_id: str, lease: _Lease) -> None:
+        del self._leases[handle_id]
+        if lease.quarantined:
+            self._cache.settle(lease.entry)
+        else:
+            self._cache.unpin(lease.entry)
