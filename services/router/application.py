@@ -1,0 +1,188 @@
+"""Builds a router from its settings and runs what it runs in the background."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+
+from epd.config import ConfigError
+from epd.rpc.channels import ChannelPool
+from epd.rpc.discovery import Discovery
+from epd.rpc.options import IMAGE_MESSAGE_BYTES, MESSAGE_BYTES
+from epd.rpc.service import ServiceContext
+from epd.telemetry import semconv
+from epd.telemetry.genai_metrics import GenAiMetrics
+from epd.telemetry.metrics import counter
+from epd.text.chat_template import ChatTemplate
+from epd.text.model_facts import ModelFacts
+from epd.text.tokenizer import Tokenizer
+from epd.v1 import router_pb2_grpc
+from services.router.admission import Admission
+from services.router.cleanup import CleanupTasks, cancel_and_wait
+from services.router.config import FleetConfig, RouterConfig
+from services.router.dispatcher import Dispatcher, DispatchTimings
+from services.router.limits import RequestLimits
+from services.router.prompt import PromptBuilder
+from services.router.registry import WorkerRegistry
+from services.router.retry import RetryPolicy
+from services.router.router import Router, RouterParts
+from services.router.servicer import RouterServicer
+from services.router.worker_watch import WatchTimings
+from services.router.workers import Role
+
+
+@contextlib.asynccontextmanager
+async def application(config: RouterConfig, context: ServiceContext) -> AsyncIterator[None]:
+    """Serves while entered.
+
+    Raises:
+        ConfigError: the model folder lacks a file, or a setting contradicts another.
+    """
+    tokenizer, template, facts = _read_model(config)
+    _check_fleet(config.fleet)
+    channels = {
+        role: ChannelPool(
+            context.telemetry,
+            # Image files travel to encoders, and in null mode to decode workers; tensors never do.
+            message_bytes=MESSAGE_BYTES if role is Role.PREFILL else IMAGE_MESSAGE_BYTES,
+        )
+        for role in Role
+    }
+    registry = WorkerRegistry(
+        _discoveries(config.fleet),
+        channels,
+        _watch_timings(config.fleet),
+        model_name=config.model_name or config.model.resolve().name,
+        model_digest=config.model_digest,
+    )
+    cleanup = CleanupTasks()
+    dispatcher = _dispatcher(config, context, registry, cleanup, facts)
+    limits = _limits(config)
+    builder = PromptBuilder(tokenizer, template, limits, config.prompt_threads)
+    router = Router(_parts(config, context, registry, dispatcher, builder, tokenizer, facts))
+    servicer = RouterServicer(router, registry, limits, config.requests.request_timeout_s)
+    router_pb2_grpc.add_RouterServiceServicer_to_server(  # type: ignore[no-untyped-call]
+        servicer, context.server.handlers
+    )
+    watching = asyncio.create_task(_watch(registry, context))
+    try:
+        await registry.wait_until(dispatcher.has_route, config.fleet.worker_wait_s)
+        yield
+    finally:
+        await cleanup.drain(config.requests.control_timeout_s)
+        await cancel_and_wait(watching)
+        for pool in channels.values():
+            await pool.close_all()
+        builder.close()
+
+
+async def _watch(registry: WorkerRegistry, context: ServiceContext) -> None:
+    try:
+        await registry.run()
+    except Exception as error:
+        # A router that cannot see its workers any more must not look healthy.
+        await context.server.fail(f"worker watch ended: {error!r}")
+        raise
+
+
+def _read_model(config: RouterConfig) -> tuple[Tokenizer, ChatTemplate | None, ModelFacts]:
+    try:
+        return (
+            Tokenizer.from_folder(config.model),
+            ChatTemplate.from_folder(config.model),
+            ModelFacts.from_folder(config.model),
+        )
+    except FileNotFoundError as error:
+        raise ConfigError(f"the model folder {config.model} lacks {error.filename}") from error
+
+
+def _check_fleet(fleet: FleetConfig) -> None:
+    if fleet.disaggregation_mode == "always" and not fleet.prefills:
+        raise ConfigError("--disaggregation-mode always needs --prefills")
+
+
+def _discoveries(fleet: FleetConfig) -> dict[Role, Discovery]:
+    items = {
+        Role.ENCODER: fleet.encoders,
+        Role.PREFILL: fleet.prefills,
+        Role.DECODE: fleet.decodes,
+    }
+    return {
+        role: Discovery(found, period_s=fleet.discovery_period_s) for role, found in items.items()
+    }
+
+
+def _watch_timings(fleet: FleetConfig) -> WatchTimings:
+    return WatchTimings(
+        silence_s=fleet.worker_silence_s,
+        backoff_s=fleet.worker_backoff_s,
+        max_backoff_s=fleet.worker_max_backoff_s,
+        leave_grace_s=fleet.worker_leave_grace_s,
+    )
+
+
+def _limits(config: RouterConfig) -> RequestLimits:
+    bounds = config.requests
+    return RequestLimits(
+        max_images=bounds.max_images,
+        max_image_bytes=bounds.max_image_bytes,
+        max_text_chars=bounds.max_text_chars,
+        max_stop_strings=bounds.max_stop_strings,
+        max_stop_chars=bounds.max_stop_chars,
+    )
+
+
+def _dispatcher(
+    config: RouterConfig,
+    context: ServiceContext,
+    registry: WorkerRegistry,
+    cleanup: CleanupTasks,
+    facts: ModelFacts,
+) -> Dispatcher:
+    bounds = config.requests
+    return Dispatcher(
+        registry,
+        cleanup,
+        config.fleet.disaggregation_mode,
+        DispatchTimings(
+            culprit_grace_s=bounds.culprit_grace_s,
+            linger_s=bounds.prefill_linger_s,
+            control_timeout_s=bounds.control_timeout_s,
+        ),
+        facts.image_token_id,
+        counter(context.telemetry.meter, semconv.ROUTE_AFFINITY_HIT),
+        random.Random(),
+    )
+
+
+def _parts(
+    config: RouterConfig,
+    context: ServiceContext,
+    registry: WorkerRegistry,
+    dispatcher: Dispatcher,
+    builder: PromptBuilder,
+    tokenizer: Tokenizer,
+    facts: ModelFacts,
+) -> RouterParts:
+    bounds = config.requests
+    return RouterParts(
+        registry=registry,
+        dispatcher=dispatcher,
+        builder=builder,
+        tokenizer=tokenizer,
+        admission=Admission(bounds.max_requests, bounds.max_live_image_bytes),
+        limits=_limits(config),
+        policy=RetryPolicy(
+            max_attempts=bounds.max_attempts,
+            backoff_s=bounds.retry_backoff_s,
+            max_backoff_s=bounds.retry_max_backoff_s,
+        ),
+        telemetry=context.telemetry,
+        metrics=GenAiMetrics(
+            context.telemetry.meter, config.model_name or config.model.resolve().name
+        ),
+        retries=counter(context.telemetry.meter, semconv.REQUEST_RETRY),
+        end_ids=facts.end_ids,
+        first_token_timeout_s=bounds.first_token_timeout_s,
+        output_capacity=bounds.output_capacity,
+    )

@@ -1,0 +1,106 @@
+"""What a client asks for and what it gets, free of the wire."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from epd.sampling import FinishReason, SamplingParams
+
+ROLES = frozenset({"system", "user", "assistant"})
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """Text of a message."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ImagePart:
+    """An image file of a message."""
+
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a conversation; ``role`` is one of :data:`ROLES`."""
+
+    role: str
+    parts: tuple[TextPart | ImagePart, ...]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages to be rendered with the model's chat template."""
+
+    messages: tuple[Message, ...]
+
+    @property
+    def images(self) -> list[bytes]:
+        """All image files, in the order of the prompt."""
+        return [
+            part.data
+            for message in self.messages
+            for part in message.parts
+            if isinstance(part, ImagePart)
+        ]
+
+
+@dataclass(frozen=True)
+class TextPrompt:
+    """Raw text, without chat template. Control-token spellings in it are ordinary characters."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class TokenPrompt:
+    """Tokens, taken as they are."""
+
+    token_ids: tuple[int, ...]
+
+
+PromptInput = Conversation | TextPrompt | TokenPrompt
+
+
+@dataclass(frozen=True)
+class GenerateCall:
+    """A request for an answer; ``sampling.seed`` is always set, ``request_id`` never empty."""
+
+    request_id: str
+    model: str
+    prompt: PromptInput
+    sampling: SamplingParams
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+
+
+class Delta(NamedTuple):
+    """New tokens, the text that is now certain, and a log probability per token."""
+
+    token_ids: list[int]
+    text: str
+    logprobs: list[float]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts; ``image_tokens`` and ``cached_tokens`` are part of ``prompt_tokens``."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    image_tokens: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The end of an answer. ``timings_ns`` are non-overlapping stages of the critical path."""
+
+    finish_reason: FinishReason
+    usage: Usage
+    timings_ns: dict[str, int]
+    ttft_ns: int
+    request_id: str
+    attempt_count: int

@@ -1,0 +1,105 @@
+"""Settings of the router."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from epd.config import option
+from epd.rpc.server_config import ServerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetConfig:
+    """Which workers there are and when they count as gone."""
+
+    encoders: tuple[str, ...] = option(
+        (), help="encoders, each host:port or dns:name:port, separated by commas"
+    )
+    prefills: tuple[str, ...] = option((), help="prefill workers, likewise")
+    decodes: tuple[str, ...] = option(help="decode workers, likewise")
+    disaggregation_mode: Literal["auto", "always", "null"] = option(
+        "auto",
+        help="always: prefill and decode apart; null: unified decode workers alone; auto: always "
+        "where there is a prefill worker",
+    )
+    discovery_period_s: float = option(
+        1.0, help="time between two look-ups of dns: items", unit="s", minimum=0.05
+    )
+    worker_silence_s: float = option(
+        3.0, help="a worker that is silent for so long is gone", unit="s", minimum=0.1
+    )
+    worker_backoff_s: float = option(
+        0.1,
+        help="wait before reaching for a worker again, doubled each time",
+        unit="s",
+        minimum=0.01,
+    )
+    worker_max_backoff_s: float = option(
+        1.0, help="longest wait before reaching for a worker again", unit="s", minimum=0.01
+    )
+    worker_leave_grace_s: float = option(
+        60.0, help="how long requests may go on at a worker that left the set", unit="s", minimum=0
+    )
+    worker_wait_s: float = option(
+        30.0,
+        help="how long the start waits for workers before serving without them",
+        unit="s",
+        minimum=0,
+    )
+
+
+@dataclass(frozen=True)
+class RequestConfig:
+    """Bounds on requests."""
+
+    request_timeout_s: float = option(
+        600.0, help="deadline of a request, unless the client's is shorter", unit="s", minimum=0.1
+    )
+    first_token_timeout_s: float = option(
+        120.0, help="longest time to the first token", unit="s", minimum=0.1
+    )
+    max_requests: int = option(256, help="most live requests", minimum=1)
+    max_live_image_bytes: int = option(
+        512 << 20, help="most image bytes of all live requests", unit="bytes", minimum=1
+    )
+    max_images: int = option(16, help="most images in a request", minimum=0)
+    max_image_bytes: int = option(
+        16 << 20, help="most bytes of an image file", unit="bytes", minimum=1
+    )
+    max_text_chars: int = option(1 << 20, help="most characters of text in a request", minimum=1)
+    max_stop_strings: int = option(16, help="most stop strings", minimum=0)
+    max_stop_chars: int = option(256, help="most characters of a stop string", minimum=1)
+    output_capacity: int = option(
+        1024, help="tokens kept for a client that reads slowly", unit="tokens", minimum=1
+    )
+    max_attempts: int = option(3, help="failed attempts after which a request fails", minimum=1)
+    retry_backoff_s: float = option(
+        0.05, help="wait before the second retry, doubled each time", unit="s", minimum=0
+    )
+    retry_max_backoff_s: float = option(
+        1.0, help="longest wait between attempts", unit="s", minimum=0
+    )
+    culprit_grace_s: float = option(
+        0.2,
+        help="how long a failed decode call waits for prefill to tell the cause",
+        unit="s",
+        minimum=0,
+    )
+    prefill_linger_s: float = option(
+        1.0, help="how long prefill may take to report after the answer", unit="s", minimum=0
+    )
+    control_timeout_s: float = option(
+        2.0, help="bound of one control call to an encoder (renew, release)", unit="s", minimum=0.1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig(ServerConfig):
+    """Router: the front door; renders, tokenises, chooses workers and streams the answer."""
+
+    model: Path = option(help="model folder; only tokenizer, template and configuration are read")
+    model_name: str = option("", help="name shown to clients; empty takes the folder's name")
+    model_digest: str = option("", help="the only model to use; empty takes what the workers hold")
+    prompt_threads: int = option(2, help="threads that render and tokenise", minimum=1)
+    fleet: FleetConfig
+    requests: RequestConfig

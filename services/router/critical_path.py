@@ -1,0 +1,64 @@
+"""Where the time of a request went: stages that do not overlap, and an honest rest."""
+
+import time
+from collections.abc import Mapping
+
+ROUTER_PREPROCESS = "router.preprocess"
+EARLIER_ATTEMPTS = "router.earlier_attempts"
+KV_HANDOVER = "kv_handover"
+UNATTRIBUTED = "unattributed"
+
+
+class CriticalPath:
+    """Collects stage durations of one request, in nanoseconds of the router's monotonic clock.
+
+    Windows (from sending a call to its answer) are measured here; what happened inside them is told
+    by the workers as durations, because clocks of different hosts are never compared. What a window
+    contains beyond the reported stages stays unattributed.
+    """
+
+    def __init__(self) -> None:
+        self._started_ns = time.monotonic_ns()
+        self._first_token_ns: int | None = None
+        self._stages: dict[str, int] = {}
+        self._kept: dict[str, int] = {}
+
+    @property
+    def ttft_ns(self) -> int:
+        """From arrival to the first token; 0 while there is none."""
+        return self._first_token_ns or 0
+
+    def elapsed_ns(self) -> int:
+        """Time since the request arrived."""
+        return time.monotonic_ns() - self._started_ns
+
+    def add(self, stage: str, duration_ns: int) -> None:
+        """Adds a stage's time."""
+        self._stages[stage] = self._stages.get(stage, 0) + max(0, duration_ns)
+
+    def add_window(self, service: str, reported_ns: Mapping[str, int], window_ns: int) -> None:
+        """Adds a worker's stages as ``service.stage``, cut to the window they happened in."""
+        left = window_ns
+        for stage, duration_ns in reported_ns.items():
+            self.add(f"{service}.{stage}", min(duration_ns, left))
+            left -= min(duration_ns, left)
+
+    def first_token(self) -> None:
+        """Marks the first token of the answer; later calls change nothing."""
+        if self._first_token_ns is None:
+            self._first_token_ns = self.elapsed_ns()
+
+    def begin_attempt(self) -> None:
+        """Stages added from here on belong to an attempt that may fail."""
+        self._kept = dict(self._stages)
+        self._attempt_started_ns = time.monotonic_ns()
+
+    def attempt_failed(self) -> None:
+        """Replaces the stages of the failed attempt by one that says so."""
+        self._stages = self._kept
+        self.add(EARLIER_ATTEMPTS, time.monotonic_ns() - self._attempt_started_ns)
+
+    def stages_ns(self) -> dict[str, int]:
+        """All stages in order and the rest of the time until now."""
+        rest = self.elapsed_ns() - sum(self._stages.values())
+        return {**self._stages, UNATTRIBUTED: max(0, rest)}

@@ -1,0 +1,198 @@
+"""Runs one attempt of a request: chooses workers now and sends the request to them."""
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from opentelemetry.metrics import Counter
+
+from epd.errors import InvalidRequestError, LayoutMismatchError, UnavailableError
+from epd.rpc.request_context import new_id
+from services.router.attempt import Outcome, Work
+from services.router.cleanup import CleanupTasks
+from services.router.encode_stage import encode
+from services.router.handles import HandleSet
+from services.router.local_attempt import LocalAttempt
+from services.router.pair_attempt import PairAttempt
+from services.router.pick import least_loaded, pairing_partners, without
+from services.router.placeholders import ExpandedPrompt, expand
+from services.router.registry import WorkerRegistry
+from services.router.worker_requests import local_request
+from services.router.workers import Role, Worker
+
+#: ``always``: prefill and decode apart; ``null``: unified workers alone; ``auto``: always where a
+#: prefill worker takes requests.
+DisaggregationMode = Literal["auto", "always", "null"]
+
+
+@dataclass(frozen=True)
+class DispatchTimings:
+    """Bounds within an attempt, in seconds.
+
+    Args:
+        culprit_grace_s: How long a failed decode leg waits for prefill to tell the cause.
+        linger_s: How long a prefill call may take to report after the answer is complete.
+        control_timeout_s: Bound of each call that renews or releases handles.
+    """
+
+    culprit_grace_s: float
+    linger_s: float
+    control_timeout_s: float
+
+
+class Dispatcher:
+    """Sends attempts of requests to workers.
+
+    Args:
+        registry: The workers.
+        cleanup: Runs what must outlive a request.
+        mode: Whether prefill and decode run on different workers.
+        timings: Bounds.
+        anchor_token_id: The token that stands for an image in a rendered prompt, for ``null`` mode;
+            None where the model folder does not name it.
+        affinity_hits: Counts images that went to the encoder that holds them.
+        rng: Breaks ties.
+    """
+
+    def __init__(
+        self,
+        registry: WorkerRegistry,
+        cleanup: CleanupTasks,
+        mode: DisaggregationMode,
+        timings: DispatchTimings,
+        anchor_token_id: int | None,
+        affinity_hits: Counter,
+        rng: random.Random,
+    ) -> None:
+        self._registry = registry
+        self._cleanup = cleanup
+        self._mode = mode
+        self._timings = timings
+        self._anchor_token_id = anchor_token_id
+        self._affinity_hits = affinity_hits
+        self._rng = rng
+
+    def disaggregates(self) -> bool:
+        """Whether prefill and decode run apart now."""
+        if self._mode == "auto":
+            return bool(self._registry.available(Role.PREFILL)) or not self._unified()
+        return self._mode == "always"
+
+    def has_route(self) -> bool:
+        """Whether the workers that are there suffice for any request."""
+        if not self.disaggregates():
+            return bool(self._unified())
+        roles = [Role.PREFILL, Role.DECODE]
+        workers = [self._registry.available(role) for role in roles]
+        if all(workers) and self._registry.model().accepts_images:
+            workers.append(self._registry.available(Role.ENCODER))
+        return all(workers)
+
+    def has_alternatives(self, avoid: frozenset[str]) -> bool:
+        """Whether some worker of every role needed has not failed yet."""
+        pools = (
+            [self._registry.available(Role.PREFILL), self._registry.available(Role.DECODE)]
+            if self.disaggregates()
+            else [self._unified()]
+        )
+        return all(any(w.info.instance_id not in avoid for w in pool) for pool in pools) and any(
+            len(pool) > 1 for pool in pools
+        )
+
+    async def attempt(self, work: Work) -> Outcome:
+        """One attempt from the encoders on.
+
+        Raises:
+            LegFailedError: a worker failed.
+            EpdError: no workers for the request, or it does not fit.
+        """
+        if not self.disaggregates():
+            worker = least_loaded(self._pool(self._unified(), work, "unified"), self._rng)
+            request = local_request(work, self._anchor_token_id)
+            return await LocalAttempt(work, worker, request).run()
+        handles = HandleSet(self._cleanup, self._timings.control_timeout_s)
+        settled = True
+        try:
+            expanded = await self._encode(work, handles)
+            prefill, decode = self._pick_pair(work)
+            settled = False
+            return await PairAttempt(work, expanded, prefill, decode, new_id(), handles.forget).run(
+                self._cleanup,
+                culprit_grace_s=self._timings.culprit_grace_s,
+                linger_s=self._timings.linger_s,
+            )
+        finally:
+            # Once Prefill is called a READ may be on its way, so only that worker can settle.
+            handles.release(settled=settled)
+
+    async def count_tokens(self, work: Work) -> int:
+        """Prompt tokens with placeholders; images are planned, not encoded.
+
+        Raises:
+            LegFailedError: an encoder failed.
+        """
+        handles = HandleSet(self._cleanup, self._timings.control_timeout_s)
+        try:
+            return len((await self._encode(work, handles, until_ready=False)).token_ids)
+        finally:
+            handles.release(settled=True)
+
+    async def _encode(
+        self, work: Work, handles: HandleSet, *, until_ready: bool = True
+    ) -> ExpandedPrompt:
+        prompt = work.prompt
+        self._check_length(len(prompt.token_ids))
+        if not prompt.images:
+            expanded = ExpandedPrompt(prompt.token_ids, (), 0)
+        else:
+            encoded = await encode(
+                work.request_id,
+                prompt.images,
+                self._pool(self._registry.available(Role.ENCODER), work, "encoder"),
+                handles,
+                work.deadline,
+                until_ready=until_ready,
+            )
+            self._affinity_hits.add(encoded.home_picks)
+            work.path.add_window("encoder", encoded.timings_ns, encoded.wall_ns)
+            expanded = expand(prompt.token_ids, encoded.in_order())
+            self._check_length(len(expanded.token_ids))
+        work.prompt_tokens = len(expanded.token_ids)
+        work.image_tokens = expanded.image_tokens
+        return expanded
+
+    def _pick_pair(self, work: Work) -> tuple[Worker, Worker]:
+        prefills = self._pool(self._registry.available(Role.PREFILL), work, "prefill")
+        decodes = self._pool(self._registry.available(Role.DECODE), work, "decode")
+        fitting = [prefill for prefill in prefills if pairing_partners(prefill, decodes)]
+        if not fitting:
+            raise LayoutMismatchError(
+                f"no prefill worker fits a decode worker: {prefills[0].info.pairing} and "
+                f"{decodes[0].info.pairing}"
+            )
+        prefill = least_loaded(fitting, self._rng)
+        return prefill, least_loaded(pairing_partners(prefill, decodes), self._rng)
+
+    def _pool(self, workers: list[Worker], work: Work, kind: str) -> list[Worker]:
+        if not workers:
+            raise UnavailableError(
+                f"no {kind} worker takes requests", reason=f"NO_{kind.upper()}_WORKER"
+            )
+        return list(without(workers, frozenset(work.avoid)))
+
+    def _unified(self) -> list[Worker]:
+        return [worker for worker in self._registry.available(Role.DECODE) if worker.info.unified]
+
+    def _check_length(self, prompt_tokens: int) -> None:
+        context_length = self._registry.model().context_length
+        if prompt_tokens >= context_length:
+            raise InvalidRequestError(
+                f"the prompt has {prompt_tokens} tokens and the context {context_length}, of which "
+                "at least one must be left for the answer",
+                field="input",
+                reason="PROMPT_TOO_LONG",
+                metadata={
+                    "promptTokens": str(prompt_tokens),
+                    "contextLength": str(context_length),
+                },
+            )

@@ -1,0 +1,144 @@
+"""The first leg of a request with images: embeddings, made or found by the encoders."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from epd.errors import InternalError
+from epd.rpc.status import root_error
+from epd.v1 import encoder_pb2
+from epd.wire.timings import timings_from_proto
+from services.router.deadline import Deadline
+from services.router.handles import HandleSet
+from services.router.leg import run_leg
+from services.router.pick import by_affinity
+from services.router.placeholders import ImagePlan
+from services.router.prompt import SourceImage
+from services.router.workers import Worker
+
+
+@dataclass
+class EncodedImages:
+    """What the encoders said, by image index. ``timings_ns`` are those of the last image ready."""
+
+    plans: dict[int, ImagePlan] = field(default_factory=dict)
+    timings_ns: Mapping[str, int] = field(default_factory=dict)
+    wall_ns: int = 0
+    home_picks: int = 0
+
+    def in_order(self) -> list[ImagePlan]:
+        """The plans in the order of the images."""
+        return [self.plans[index] for index in sorted(self.plans)]
+
+
+async def encode(
+    request_id: str,
+    images: Sequence[SourceImage],
+    encoders: Sequence[Worker],
+    handles: HandleSet,
+    deadline: Deadline,
+    *,
+    until_ready: bool = True,
+) -> EncodedImages:
+    """Sends each image to the encoder that probably holds it; one call per encoder, in parallel.
+
+    The first call that fails cancels the others. All handles land in the given set, whose owner
+    gives them back. With ``until_ready`` off it is enough that all images are planned.
+
+    Raises:
+        LegFailedError: what an encoder answered, or that it was lost.
+    """
+    started_ns = time.monotonic_ns()
+    encoded = EncodedImages()
+    groups = _group(images, encoders, encoded)
+    try:
+        with contextlib.ExitStack() as bookings:
+            for worker, group in groups:
+                bookings.enter_context(worker.booked(len(group)))
+            async with asyncio.TaskGroup() as tasks:
+                keeper = tasks.create_task(handles.keep_alive())
+                calls = [
+                    tasks.create_task(
+                        run_leg(
+                            worker,
+                            _call(
+                                request_id, worker, group, handles, deadline, encoded, until_ready
+                            ),
+                        )
+                    )
+                    for worker, group in groups
+                ]
+                await asyncio.wait(calls)
+                keeper.cancel()
+    except BaseExceptionGroup as group_error:
+        raise root_error(group_error) from None
+    encoded.wall_ns = time.monotonic_ns() - started_ns
+    return encoded
+
+
+def _group(
+    images: Sequence[SourceImage], encoders: Sequence[Worker], encoded: EncodedImages
+) -> list[tuple[Worker, list[SourceImage]]]:
+    """Images by encoder. Equal images of one request meet at one encoder."""
+    groups: list[list[SourceImage]] = [[] for _ in encoders]
+    for image in images:
+        pick = by_affinity(image.digest, encoders, [len(group) for group in groups])
+        groups[pick.position].append(image)
+        encoded.home_picks += pick.is_home
+    return [(worker, group) for worker, group in zip(encoders, groups, strict=True) if group]
+
+
+async def _call(
+    request_id: str,
+    worker: Worker,
+    images: Sequence[SourceImage],
+    handles: HandleSet,
+    deadline: Deadline,
+    encoded: EncodedImages,
+    until_ready: bool,
+) -> None:
+    request = encoder_pb2.EncodeRequest(
+        request_id=request_id,
+        images=[
+            encoder_pb2.EncodeImage(image_index=image.index, digest=image.digest, data=image.data)
+            for image in images
+        ],
+    )
+    waiting = {image.index for image in images}
+    call = worker.encoder.Encode(request, timeout=deadline.remaining_s())
+    try:
+        async for response in call:
+            match response.WhichOneof("event"):
+                case "planned":
+                    plan = _plan(response.planned, worker)
+                    handles.add(worker, plan)
+                    encoded.plans[plan.index] = plan
+                    if not until_ready:
+                        waiting.discard(plan.index)
+                case "ready" if until_ready:
+                    waiting.discard(response.ready.image_index)
+                    encoded.timings_ns = timings_from_proto(response.ready.timings)
+            if not waiting and not until_ready:
+                return
+        # Read to the end: a cancelled call would make the encoder drop the embeddings.
+    finally:
+        call.cancel()
+    if waiting:
+        raise InternalError(f"encoder {worker.address} ended without images {sorted(waiting)}")
+
+
+def _plan(planned: encoder_pb2.Planned, worker: Worker) -> ImagePlan:
+    handle = planned.handle
+    if not handle.encoder_address:
+        handle.encoder_address = worker.address
+    return ImagePlan(
+        index=planned.image_index,
+        grid=planned.grid,
+        anchor_token_id=planned.anchor_token_id,
+        placeholder_ids=tuple(planned.placeholder_ids),
+        position_delta=planned.position_delta,
+        handle=handle,
+        cache_hit=planned.cache_hit,
+    )

@@ -1,0 +1,78 @@
+"""Embedding handles of one request: kept alive while the router owns them, always given back."""
+
+import asyncio
+import logging
+
+import grpc
+
+from epd.errors import NotFoundError
+from epd.v1 import encoder_pb2
+from services.router.cleanup import CleanupTasks
+from services.router.leg import run_leg
+from services.router.placeholders import ImagePlan
+from services.router.workers import Worker
+
+_log = logging.getLogger(__name__)
+
+
+class HandleSet:
+    """The handles of a request's images, by the encoder that granted them.
+
+    The router owns a handle from ``Planned`` until the prefill worker has read the embedding. A
+    prefill call that may have begun to read is told apart: then the memory must not be reused
+    before that worker has confirmed, so the handle is given back as not settled.
+
+    Args:
+        cleanup: Runs what must happen also when the request's own task is cancelled.
+        rpc_timeout_s: Bound of each Renew and Release.
+    """
+
+    def __init__(self, cleanup: CleanupTasks, rpc_timeout_s: float) -> None:
+        self._cleanup = cleanup
+        self._rpc_timeout_s = rpc_timeout_s
+        self._held: dict[Worker, list[str]] = {}
+        self._lease_s = float("inf")
+
+    def add(self, worker: Worker, plan: ImagePlan) -> None:
+        """Takes a handle that ``worker`` has granted."""
+        self._held.setdefault(worker, []).append(plan.handle.handle_id)
+        if plan.handle.lease_ms:
+            self._lease_s = min(self._lease_s, plan.handle.lease_ms / 1000)
+
+    def forget(self) -> None:
+        """The prefill worker has read everything and gives the handles back itself."""
+        self._held.clear()
+
+    def release(self, *, settled: bool) -> None:
+        """Gives all handles back, in the background; those given back before do no harm."""
+        held, self._held = self._held, {}
+        for worker, handle_ids in held.items():
+            request = encoder_pb2.ReleaseRequest(handle_ids=handle_ids, settled=settled)
+            self._cleanup.spawn(self._release(worker, request))
+
+    async def keep_alive(self) -> None:
+        """Renews the leases until cancelled.
+
+        Raises:
+            LegFailedError: an encoder does not know a handle any more, or does not answer.
+        """
+        while True:
+            # Handles come while this runs, so it looks again at least once a second.
+            await asyncio.sleep(min(self._lease_s / 3, 1.0))
+            for worker, handle_ids in list(self._held.items()):
+                await run_leg(worker, self._renew(worker, handle_ids))
+
+    async def _renew(self, worker: Worker, handle_ids: list[str]) -> None:
+        response = await worker.encoder.Renew(
+            encoder_pb2.EncoderServiceRenewRequest(handle_ids=handle_ids),
+            timeout=self._rpc_timeout_s,
+        )
+        if response.unknown_handle_ids:
+            raise NotFoundError(f"encoder {worker.address} has dropped an embedding")
+
+    async def _release(self, worker: Worker, request: encoder_pb2.ReleaseRequest) -> None:
+        try:
+            await worker.encoder.Release(request, timeout=self._rpc_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            # The encoder is gone, or its leases will run out.
+            _log.warning("release at encoder %s failed: %s", worker.address, error.code().name)

@@ -1,0 +1,90 @@
+"""Bounds on what one request may contain, checked before any work is done for it."""
+
+from dataclasses import dataclass
+
+from epd.errors import InvalidRequestError, UnsupportedFeatureError
+from services.router.calls import Conversation, PromptInput, TextPart, TextPrompt, TokenPrompt
+from services.router.workers import ServedModel
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """Most images, bytes per image, characters of text, stop strings and their length."""
+
+    max_images: int
+    max_image_bytes: int
+    max_text_chars: int
+    max_stop_strings: int
+    max_stop_chars: int
+
+    def images_for(self, model: ServedModel) -> int:
+        """Most images in a request to this model."""
+        return min(self.max_images, model.max_images) if model.accepts_images else 0
+
+    def check_prompt(self, prompt: PromptInput, model: ServedModel) -> None:
+        """Checks sizes.
+
+        Raises:
+            UnsupportedFeatureError: images for a model without.
+            InvalidRequestError: names the bound and the value.
+        """
+        match prompt:
+            case Conversation():
+                if not prompt.messages:
+                    raise InvalidRequestError("no message", field="conversation.messages")
+                self._check_images(prompt.images, model)
+                texts = [
+                    part.text
+                    for message in prompt.messages
+                    for part in message.parts
+                    if isinstance(part, TextPart)
+                ]
+                self._check_text(sum(map(len, texts)), "conversation")
+            case TextPrompt():
+                self._check_text(len(prompt.text), "text_prompt")
+            case TokenPrompt():
+                if not prompt.token_ids:
+                    raise InvalidRequestError("no token", field="token_prompt.token_ids")
+
+    def check_stop(self, stop: tuple[str, ...]) -> None:
+        """Checks the stop strings.
+
+        Raises:
+            InvalidRequestError: too many, too long or empty.
+        """
+        if len(stop) > self.max_stop_strings:
+            raise InvalidRequestError(
+                f"{len(stop)} stop strings, at most {self.max_stop_strings} are allowed",
+                field="stop",
+            )
+        for index, text in enumerate(stop):
+            if not 0 < len(text) <= self.max_stop_chars:
+                raise InvalidRequestError(
+                    f"a stop string has {len(text)} characters, allowed are 1 to "
+                    f"{self.max_stop_chars}",
+                    field=f"stop[{index}]",
+                )
+
+    def _check_images(self, images: list[bytes], model: ServedModel) -> None:
+        if images and not model.accepts_images:
+            raise UnsupportedFeatureError(
+                f"model {model.name} takes no images", reason="IMAGES_NOT_SUPPORTED"
+            )
+        most = self.images_for(model)
+        if len(images) > most:
+            raise InvalidRequestError(
+                f"{len(images)} images, at most {most} are allowed", field="conversation.messages"
+            )
+        for index, data in enumerate(images):
+            if not 0 < len(data) <= self.max_image_bytes:
+                raise InvalidRequestError(
+                    f"image {index} has {len(data)} bytes, allowed are 1 to {self.max_image_bytes}",
+                    field="conversation.messages",
+                )
+
+    def _check_text(self, chars: int, field: str) -> None:
+        if chars > self.max_text_chars:
+            raise InvalidRequestError(
+                f"{chars} characters of text, at most {self.max_text_chars} are allowed",
+                field=field,
+            )

@@ -1,0 +1,109 @@
+"""The answer of one request on its way to the client: tokens in, deltas out."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from epd.text.detokenizer import IncrementalDetokenizer
+from epd.text.stop_strings import StopStringScanner
+from services.router.calls import Completion, Delta
+
+
+class OutputStream:
+    """A bounded buffer that turns tokens into text.
+
+    The reader gets everything that has come since it last looked as one delta: a fast reader sees
+    each token at once, a slow one gets fewer and larger deltas. When the buffer is full the writer
+    waits, so an idle reader costs this much memory and holds up nobody else.
+
+    One writer, one reader.
+
+    Args:
+        detokenizer: Fresh.
+        scanner: Fresh, with the request's stop strings.
+        silent_ids: Tokens whose text is not part of the answer: the client's stop tokens.
+        capacity: Most tokens in the buffer.
+    """
+
+    def __init__(
+        self,
+        detokenizer: IncrementalDetokenizer,
+        scanner: StopStringScanner,
+        silent_ids: frozenset[int],
+        capacity: int,
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._scanner = scanner
+        self._silent_ids = silent_ids
+        self._capacity = capacity
+        #: All tokens of the answer so far, for replays.
+        self.token_ids: list[int] = []
+        self._pending_ids: list[int] = []
+        self._pending_text: list[str] = []
+        self._pending_logprobs: list[float] = []
+        self._end: Completion | BaseException | None = None
+        self._readable = asyncio.Event()
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    async def push(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> bool:
+        """Takes new tokens; True when a stop string has ended the answer.
+
+        Tokens after the one that completes a stop string are not part of the answer.
+        """
+        for position, token_id in enumerate(token_ids):
+            await self._writable.wait()
+            self.token_ids.append(token_id)
+            text = "" if token_id in self._silent_ids else self._detokenizer.push(token_id)
+            scan = self._scanner.push(text)
+            self._append([token_id], scan.text, list(logprobs[position : position + 1]))
+            if scan.stopped:
+                return True
+        return False
+
+    def flush(self) -> bool:
+        """Gives out held text at the end; True when it completes a stop string after all."""
+        scan = self._scanner.push(self._detokenizer.flush())
+        self._append([], scan.text if scan.stopped else scan.text + self._scanner.flush(), [])
+        return scan.stopped
+
+    def complete(self, completion: Completion) -> None:
+        """Ends the answer well."""
+        self._end = completion
+        self._readable.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the answer with an error, which the reader gets after all tokens."""
+        self._end = error
+        self._readable.set()
+
+    async def deltas(self) -> AsyncIterator[Delta | Completion]:
+        """The deltas, then the completion.
+
+        Raises:
+            EpdError: what :meth:`fail` was given.
+        """
+        while True:
+            await self._readable.wait()
+            self._readable.clear()
+            delta = self._take()
+            self._writable.set()
+            if delta.token_ids or delta.text:
+                yield delta
+            if self._end is not None and not self._readable.is_set():
+                if isinstance(self._end, Completion):
+                    yield self._end
+                    return
+                raise self._end
+
+    def _append(self, token_ids: list[int], text: str, logprobs: list[float]) -> None:
+        self._pending_ids += token_ids
+        self._pending_logprobs += logprobs
+        self._pending_text.append(text)
+        if len(self._pending_ids) >= self._capacity:
+            self._writable.clear()
+        self._readable.set()
+
+    def _take(self) -> Delta:
+        delta = Delta(self._pending_ids, "".join(self._pending_text), self._pending_logprobs)
+        self._pending_ids, self._pending_text, self._pending_logprobs = [], [], []
+        return delta

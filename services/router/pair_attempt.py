@@ -1,0 +1,199 @@
+"""One try of a request on a prefill and a decode worker.
+
+Both calls are opened at the same time. Prefill's first token goes to the client at once; decode's
+tokens follow it. The first leg that fails ends the other, and prefill's error is preferred: what
+decode says then is only its consequence.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+from epd.errors import InternalError
+from epd.sampling import FinishReason
+from epd.v1 import prefill_pb2
+from epd.wire.finish_reason import finish_reason_from_proto
+from epd.wire.timings import timings_from_proto
+from services.router.attempt import Outcome, Work
+from services.router.cleanup import CleanupTasks, cancel_and_wait
+from services.router.critical_path import KV_HANDOVER
+from services.router.leg import run_leg
+from services.router.placeholders import ExpandedPrompt
+from services.router.worker_requests import decode_request, prefill_request
+from services.router.workers import Worker
+
+
+class PairAttempt:
+    """Runs the two legs of one attempt.
+
+    Args:
+        work: The request.
+        expanded: Its prompt with placeholders.
+        prefill: The chosen prefill worker.
+        decode: The chosen decode worker.
+        transfer_id: Fresh, 128 random bits in hexadecimal.
+        on_embeddings_read: Called at the first token: the prefill worker has read all embeddings.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        expanded: ExpandedPrompt,
+        prefill: Worker,
+        decode: Worker,
+        transfer_id: str,
+        on_embeddings_read: Callable[[], None],
+    ) -> None:
+        self._work = work
+        self._prefill = prefill
+        self._decode = decode
+        self._prefill_request = prefill_request(work, expanded, transfer_id, decode)
+        self._decode_request = decode_request(work, expanded, transfer_id)
+        self._on_embeddings_read = on_embeddings_read
+        self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._first_token_sent = asyncio.Event()
+        self._first_token_ns = 0
+        self._started_ns: int | None = None
+        self._queue_ns = 0
+
+    async def run(
+        self, cleanup: CleanupTasks, *, culprit_grace_s: float, linger_s: float
+    ) -> Outcome:
+        """Runs until the answer or the attempt has ended.
+
+        Args:
+            cleanup: Takes over a prefill call that has nothing left to do but to report.
+            culprit_grace_s: How long a failed decode leg waits for prefill to tell the cause.
+            linger_s: How long a prefill call may take to report.
+
+        Raises:
+            LegFailedError: the leg that is to blame.
+        """
+        with contextlib.ExitStack() as at_prefill, self._decode.booked():
+            at_prefill.enter_context(self._prefill.booked())
+            prefill = asyncio.create_task(run_leg(self._prefill, self._run_prefill(at_prefill)))
+            decode = asyncio.create_task(run_leg(self._decode, self._run_decode()))
+            tasks = {prefill, decode}
+            try:
+                outcome = await self._first_outcome(prefill, decode, culprit_grace_s)
+                if not prefill.done():
+                    tasks.remove(prefill)
+                    cleanup.spawn(_linger(prefill, linger_s))
+                return outcome
+            finally:
+                await cancel_and_wait(*tasks)
+
+    async def _first_outcome(
+        self,
+        prefill: "asyncio.Task[None]",
+        decode: "asyncio.Task[None]",
+        culprit_grace_s: float,
+    ) -> Outcome:
+        waiting: set[asyncio.Future[object]] = {self._outcome, prefill, decode}  # type: ignore[arg-type]
+        while True:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if self._outcome.done():
+                return self._outcome.result()
+            if decode.done() and not self._handed_over and not prefill.done():
+                await asyncio.wait({prefill}, timeout=culprit_grace_s)
+            if prefill.done():
+                waiting.discard(prefill)
+                if not self._handed_over:
+                    prefill.result()
+            if decode.done():
+                decode.result()
+                raise AssertionError("a decode leg ends with an outcome or an error")
+
+    @property
+    def _handed_over(self) -> bool:
+        """Decode has everything: whatever becomes of prefill does no harm any more."""
+        return self._started_ns is not None and self._first_token_sent.is_set()
+
+    async def _run_prefill(self, booking: contextlib.ExitStack) -> None:
+        opened_ns = time.monotonic_ns()
+        call = self._prefill.prefill.Prefill(
+            self._prefill_request, timeout=self._work.deadline.remaining_s()
+        )
+        try:
+            async for response in call:
+                if response.WhichOneof("event") == "first_token":
+                    stopped = await self._take_first_token(response.first_token, opened_ns)
+                    if stopped:
+                        return  # a stop string: nobody needs the push any more
+        finally:
+            call.cancel()
+            booking.close()
+        if not self._first_token_sent.is_set():
+            raise InternalError(f"prefill {self._prefill.address} ended without a token")
+
+    async def _take_first_token(self, first: prefill_pb2.FirstToken, opened_ns: int) -> bool:
+        self._first_token_ns = time.monotonic_ns()
+        self._on_embeddings_read()
+        self._work.cached(first.cached_tokens)
+        self._work.path.add_window(
+            "prefill", timings_from_proto(first.timings), self._first_token_ns - opened_ns
+        )
+        stopped = await self._work.sink([first.token_id], [first.logprob])
+        reason = FinishReason.STOP if stopped else finish_reason_from_proto(first.finish_reason)
+        if reason is not None:
+            self._end(reason)
+        self._first_token_sent.set()
+        return stopped
+
+    async def _run_decode(self) -> None:
+        call = self._decode.decode.Decode(
+            self._decode_request, timeout=self._work.deadline.remaining_s()
+        )
+        outcome: Outcome = None
+        ended = False
+        decode_ns: dict[str, int] | None = None
+        try:
+            async for response in call:
+                match response.WhichOneof("event"):
+                    case "started":
+                        self._started_ns = time.monotonic_ns()
+                        reported = timings_from_proto(response.started.timings)
+                        self._queue_ns = reported.get("queue", 0)
+                    case "tokens":
+                        # The two streams are not ordered with each other.
+                        await self._first_token_sent.wait()
+                        if await self._work.sink(
+                            response.tokens.token_ids, response.tokens.logprobs
+                        ):
+                            outcome, ended = FinishReason.STOP, True
+                            break
+                    case "preempted":
+                        ended = True
+                    case "finished":
+                        outcome = finish_reason_from_proto(response.finished.finish_reason)
+                        decode_ns = timings_from_proto(response.finished.timings)
+                        ended = outcome is not None
+        finally:
+            call.cancel()
+        if not ended:
+            raise InternalError(f"decode {self._decode.address} ended without saying why")
+        await self._first_token_sent.wait()
+        self._account(decode_ns)
+        self._end(outcome)
+
+    def _account(self, decode_ns: dict[str, int] | None) -> None:
+        """Divides the time since the first token into hand-over, queue and decode."""
+        now_ns = time.monotonic_ns()
+        started_ns = max(self._started_ns or now_ns, self._first_token_ns)
+        handover_ns = started_ns - self._first_token_ns
+        queue_ns = min(self._queue_ns, handover_ns)
+        path = self._work.path
+        path.add(KV_HANDOVER, handover_ns - queue_ns)
+        path.add("decode.queue", queue_ns)
+        since_start_ns = now_ns - started_ns
+        path.add_window("decode", decode_ns or {"decode": since_start_ns}, since_start_ns)
+
+    def _end(self, outcome: Outcome) -> None:
+        if not self._outcome.done():
+            self._outcome.set_result(outcome)
+
+
+async def _linger(prefill: "asyncio.Task[None]", linger_s: float) -> None:
+    await asyncio.wait({prefill}, timeout=linger_s)
+    await cancel_and_wait(prefill)

@@ -1,0 +1,80 @@
+"""Which workers a request goes to. Pure functions over what is known at this moment."""
+
+import math
+import random
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from blake3 import blake3
+
+from services.router.workers import Worker
+
+#: How far above the mean load an encoder may be before content affinity gives way.
+AFFINITY_LOAD_FACTOR = 1.25
+
+
+class Loaded(Protocol):
+    """Something that work can be sent to."""
+
+    @property
+    def load(self) -> int:
+        """Work there or on its way."""
+        ...
+
+
+class Addressed(Loaded, Protocol):
+    """A loaded thing with a name that outlives its restarts."""
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        ...
+
+
+L = TypeVar("L", bound=Loaded)
+A = TypeVar("A", bound=Addressed)
+
+
+class AffinityPick(NamedTuple):
+    """The position of the chosen one, and whether it is the content's first choice."""
+
+    position: int
+    is_home: bool
+
+
+def least_loaded(candidates: Sequence[L], rng: random.Random) -> L:
+    """The one with the least load; equal ones get equal shares by chance, never by position."""
+    least = min(candidate.load for candidate in candidates)
+    return rng.choice([candidate for candidate in candidates if candidate.load == least])
+
+
+def by_affinity(digest: bytes, candidates: Sequence[A], added: Sequence[int]) -> AffinityPick:
+    """The candidate that probably holds this content, unless it is overloaded.
+
+    Every content has its own order of the candidates (rendezvous hashing), so when one comes or
+    goes only its own contents move. The first in that order whose load stays within
+    :data:`AFFINITY_LOAD_FACTOR` times the mean is taken; there always is one.
+
+    Args:
+        digest: Content digest of the image.
+        candidates: At least one.
+        added: Per candidate, work already planned for it but not yet in its load.
+    """
+    loads = [candidate.load + extra for candidate, extra in zip(candidates, added, strict=True)]
+    limit = math.ceil(AFFINITY_LOAD_FACTOR * (sum(loads) + 1) / len(candidates))
+    order = sorted(
+        range(len(candidates)),
+        key=lambda index: blake3(digest + candidates[index].address.encode()).digest(),
+    )
+    chosen = next(index for index in order if loads[index] + 1 <= limit)
+    return AffinityPick(chosen, is_home=chosen == order[0])
+
+
+def without(workers: Sequence[Worker], avoid: frozenset[str]) -> Sequence[Worker]:
+    """Workers whose instance is not to be avoided; all when that leaves none."""
+    return [worker for worker in workers if worker.info.instance_id not in avoid] or workers
+
+
+def pairing_partners(prefill: Worker, decodes: Sequence[Worker]) -> list[Worker]:
+    """Decode workers that KV of the prefill worker fits."""
+    return [decode for decode in decodes if decode.info.pairing == prefill.info.pairing]

@@ -1,0 +1,127 @@
+"""From what the client sent to prompt tokens, one anchor token standing for each image."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from epd.errors import InvalidRequestError
+from epd.image_digest import image_digest
+from epd.text.chat_template import ChatTemplate, require_template
+from epd.text.guarded_text import ControlTokenGuard
+from epd.text.tokenizer import Tokenizer
+from services.router.calls import Conversation, ImagePart, PromptInput, TextPart, TextPrompt
+from services.router.limits import RequestLimits
+from services.router.workers import ServedModel
+
+
+@dataclass(frozen=True)
+class SourceImage:
+    """An image of the request: its place, file and content digest (32 bytes)."""
+
+    index: int
+    data: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Prompt tokens before placeholders are expanded, and the images in their order."""
+
+    token_ids: tuple[int, ...]
+    images: tuple[SourceImage, ...] = ()
+
+
+class PromptBuilder:
+    """Renders, tokenises and hashes on its own threads: a long prompt must not stop the loop.
+
+    Text of the client never becomes a control token (see :mod:`epd.text.guarded_text`); only a
+    token prompt can carry one.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        limits: RequestLimits,
+        threads: int,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._limits = limits
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="prompt")
+
+    async def build(self, source: PromptInput, model: ServedModel) -> Prompt:
+        """The prompt of a request.
+
+        Raises:
+            InvalidRequestError: out of bounds, or the template refuses it, or no token is left.
+            UnsupportedFeatureError: images or a conversation for a model without.
+        """
+        self._limits.check_prompt(source, model)
+        loop = asyncio.get_running_loop()
+        prompt = await loop.run_in_executor(self._executor, self._build, source, model)
+        if not prompt.token_ids:
+            raise InvalidRequestError("the prompt has no token", field="input")
+        return prompt
+
+    def close(self) -> None:
+        """Lets the threads end."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _build(self, source: PromptInput, model: ServedModel) -> Prompt:
+        match source:
+            case Conversation():
+                images = tuple(
+                    SourceImage(
+                        index, data, image_digest(model.digest, model.processor_digest, data)
+                    )
+                    for index, data in enumerate(source.images)
+                )
+                return Prompt(tuple(self._render(source)), images)
+            case TextPrompt():
+                guard = ControlTokenGuard(self._tokenizer.added_tokens, [source.text])
+                text = guard.split(guard.mark([source.text])[0])
+                return Prompt(tuple(self._tokenizer.encode_guarded(text, add_special_tokens=True)))
+            case _:
+                unknown = self._tokenizer.unknown_ids(source.token_ids)
+                if unknown:
+                    raise InvalidRequestError(
+                        f"token {unknown[0]} is not below {self._tokenizer.vocab_size}, the size "
+                        "of the vocabulary",
+                        field="token_prompt.token_ids",
+                    )
+                return Prompt(source.token_ids)
+
+    def _render(self, conversation: Conversation) -> list[int]:
+        template = require_template(self._template)
+        texts = [
+            part.text
+            for message in conversation.messages
+            for part in message.parts
+            if isinstance(part, TextPart)
+        ]
+        guard = ControlTokenGuard(self._tokenizer.added_tokens, texts)
+        messages = [
+            {"role": message.role, "content": _content(message.parts, guard, template)}
+            for message in conversation.messages
+        ]
+        return self._tokenizer.encode_guarded(guard.split(template.render(messages)))
+
+
+def _content(
+    parts: Sequence[TextPart | ImagePart], guard: ControlTokenGuard, template: ChatTemplate
+) -> str | list[dict[str, Any]]:
+    """A message's content in the form the template takes; texts are marked by the guard."""
+    texts = iter(guard.mark([part.text for part in parts if isinstance(part, TextPart)]))
+    if not template.takes_parts:
+        if any(isinstance(part, ImagePart) for part in parts):
+            raise InvalidRequestError(
+                "the model's chat template takes no images", field="conversation.messages"
+            )
+        return "".join(texts)
+    return [
+        {"type": "text", "text": next(texts)} if isinstance(part, TextPart) else {"type": "image"}
+        for part in parts
+    ]

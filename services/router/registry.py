@@ -1,0 +1,136 @@
+"""All workers the router knows, by role, and the model they serve together."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from epd.errors import UnavailableError
+from epd.rpc.channels import ChannelPool
+from epd.rpc.discovery import Discovery
+from services.router.worker_watch import WatchTimings, WorkerWatch
+from services.router.workers import Role, ServedModel, Worker, WorkerInfo, WorkerState
+
+
+class WorkerRegistry:
+    """Watches every address of the discovery sets.
+
+    All workers of a fleet serve one model. Unless configured, that is the model of the first worker
+    that is reached; once none of its workers is left, the next one decides again.
+
+    Args:
+        discoveries: One set per role.
+        channels: Per role, since encoders take larger messages.
+        timings: Bounds of the watches.
+        model_name: What clients call the model.
+        model_digest: The only model to be used; empty takes what is found.
+    """
+
+    def __init__(
+        self,
+        discoveries: Mapping[Role, Discovery],
+        channels: Mapping[Role, ChannelPool],
+        timings: WatchTimings,
+        *,
+        model_name: str,
+        model_digest: str = "",
+    ) -> None:
+        self._discoveries = discoveries
+        self._channels = channels
+        self._timings = timings
+        self._configured_digest = model_digest
+        self._digest = model_digest
+        self._model_name = model_name
+        self._watches: dict[tuple[Role, str], WorkerWatch] = {}
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Follows the discovery sets until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for role in self._discoveries:
+                group.create_task(self._follow(role, group))
+
+    def available(self, role: Role) -> list[Worker]:
+        """Workers that take requests."""
+        return [
+            watch.worker
+            for (found, _), watch in self._watches.items()
+            if found is role and watch.worker is not None and not watch.reason
+        ]
+
+    def states(self) -> list[WorkerState]:
+        """All workers, by role and address."""
+        ordered = sorted(self._watches.items(), key=lambda item: (item[0][0].name, item[0][1]))
+        return [watch.state for _, watch in ordered]
+
+    def model(self) -> ServedModel:
+        """The model that is served.
+
+        Raises:
+            UnavailableError: no worker takes requests.
+        """
+        infos = [worker.info for role in Role for worker in self.available(role)]
+        if not infos:
+            raise UnavailableError("no worker takes requests", reason="NO_WORKER")
+        image_limits = [info.max_images for info in infos if info.max_images]
+        return ServedModel(
+            name=self._model_name,
+            digest=infos[0].model_digest,
+            processor_digest=next(
+                (info.processor_digest for info in infos if info.processor_digest), ""
+            ),
+            context_length=min(
+                (info.context_length for info in infos if info.context_length), default=0
+            ),
+            accepts_images=any(info.accepts_images for info in infos),
+            max_images=min(image_limits, default=0),
+        )
+
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Waits for workers to come; False when ``condition`` does not hold in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _follow(self, role: Role, group: asyncio.TaskGroup) -> None:
+        tasks: dict[str, asyncio.Task[None]] = {}
+        async for member in self._discoveries[role].watch():
+            address = member.address
+            if member.joined:
+                watch = WorkerWatch(
+                    role,
+                    address,
+                    self._channels[role].get(address),
+                    self._timings,
+                    self._objection,
+                    self._on_change,
+                )
+                self._watches[role, address] = watch
+                tasks[address] = group.create_task(watch.run())
+            else:
+                # A worker that leaves the set may still be finishing requests; its channel is
+                # closed with some grace so that they can.
+                tasks.pop(address).cancel()
+                del self._watches[role, address]
+                group.create_task(self._channels[role].close(address, self._timings.leave_grace_s))
+                self._on_change()
+
+    def _on_change(self) -> None:
+        if not self._configured_digest:
+            digests = [
+                watch.worker.info.model_digest
+                for watch in self._watches.values()
+                if watch.worker is not None
+            ]
+            if digests and self._digest not in digests:
+                self._digest = digests[0]
+        self._changed.set()
+
+    def _objection(self, info: WorkerInfo) -> str:
+        """Why a worker must not be used: it serves another model than the fleet."""
+        if info.model_digest == self._digest:
+            return ""
+        return f"serves model {info.model_digest}, the fleet serves {self._digest}"

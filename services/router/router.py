@@ -1,0 +1,170 @@
+"""The router without its wire: takes calls, gives deltas."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+from opentelemetry import context as otel_context
+from opentelemetry.metrics import Counter
+
+from epd.errors import InvalidRequestError, UnsupportedFeatureError
+from epd.sampling import SamplingParams
+from epd.telemetry.genai_metrics import GenAiMetrics
+from epd.telemetry.setup import Telemetry
+from epd.text.detokenizer import IncrementalDetokenizer
+from epd.text.stop_strings import StopStringScanner
+from epd.text.tokenizer import Tokenizer
+from services.router.admission import Admission
+from services.router.attempt import Work
+from services.router.calls import Completion, Conversation, Delta, GenerateCall, PromptInput
+from services.router.cleanup import cancel_and_wait
+from services.router.critical_path import ROUTER_PREPROCESS, CriticalPath
+from services.router.deadline import Deadline
+from services.router.dispatcher import Dispatcher
+from services.router.generation import Generation, GenerationBounds
+from services.router.limits import RequestLimits
+from services.router.output import OutputStream
+from services.router.prompt import PromptBuilder
+from services.router.registry import WorkerRegistry
+from services.router.retry import RetryPolicy
+from services.router.telemetry import RequestRecord
+from services.router.workers import ServedModel
+
+
+@dataclass(frozen=True)
+class RouterParts:
+    """What the router works with. ``end_ids`` are the model's end tokens."""
+
+    registry: WorkerRegistry
+    dispatcher: Dispatcher
+    builder: PromptBuilder
+    tokenizer: Tokenizer
+    admission: Admission
+    limits: RequestLimits
+    policy: RetryPolicy
+    telemetry: Telemetry
+    metrics: GenAiMetrics
+    retries: Counter
+    end_ids: frozenset[int]
+    first_token_timeout_s: float
+    output_capacity: int
+
+
+class Router:
+    """Answers requests."""
+
+    def __init__(self, parts: RouterParts) -> None:
+        self._parts = parts
+
+    async def generate(
+        self, call: GenerateCall, deadline: Deadline
+    ) -> AsyncGenerator[Delta | Completion, None]:
+        """Deltas, then the completion. Closing the iterator cancels the request everywhere.
+
+        Raises:
+            EpdError: with the status the client is to see; tokens sent before it stand.
+        """
+        path = CriticalPath()
+        model = self._served_model(call.model)
+        self._parts.limits.check_stop(call.stop)
+        images = call.prompt.images if isinstance(call.prompt, Conversation) else []
+        with self._parts.admission.admitted(call.request_id, sum(map(len, images))):
+            record = RequestRecord(self._parts.telemetry, self._parts.metrics, call, model.name)
+            output = self._output(call)
+            # The task, not this generator, runs inside the span: a generator shares its context
+            # with whoever iterates it.
+            token = otel_context.attach(record.context)
+            producer = asyncio.create_task(
+                self._produce(call, model, deadline, path, record, output)
+            )
+            otel_context.detach(token)
+            try:
+                async for event in output.deltas():
+                    yield event
+            finally:
+                await cancel_and_wait(producer)
+                record.close()
+
+    async def count_tokens(self, prompt: PromptInput, request_id: str, deadline: Deadline) -> int:
+        """Prompt tokens, image placeholders included.
+
+        Raises:
+            UnsupportedFeatureError: images, but no encoder is in use.
+            EpdError: as for :meth:`generate`.
+        """
+        built = await self._parts.builder.build(prompt, self._parts.registry.model())
+        if built.images and not self._parts.dispatcher.disaggregates():
+            raise UnsupportedFeatureError(
+                "counting images needs an encoder", reason="COUNT_NEEDS_ENCODER"
+            )
+        work = Work(request_id, built, SamplingParams(), deadline, CriticalPath(), _refuse)
+        return await self._parts.dispatcher.count_tokens(work)
+
+    async def _produce(
+        self,
+        call: GenerateCall,
+        model: ServedModel,
+        deadline: Deadline,
+        path: CriticalPath,
+        record: RequestRecord,
+        output: OutputStream,
+    ) -> None:
+        """Fills the output; whatever happens is told there and in the record."""
+        try:
+            prompt = await self._parts.builder.build(call.prompt, model)
+            path.add(ROUTER_PREPROCESS, path.elapsed_ns())
+            work = Work(
+                call.request_id,
+                prompt,
+                call.sampling,
+                deadline,
+                path,
+                output.push,
+                output.token_ids,
+            )
+            bounds = GenerationBounds(
+                first_token_timeout_s=self._parts.first_token_timeout_s,
+                context_length=model.context_length,
+                end_ids=self._end_ids(call.sampling),
+            )
+            completion = await Generation(
+                work,
+                output,
+                self._parts.dispatcher,
+                self._parts.policy,
+                bounds,
+                self._parts.retries,
+                record.first_token,
+            ).run()
+        except Exception as error:
+            record.failed(error)
+            output.fail(error)
+        else:
+            record.completed(completion)
+            output.complete(completion)
+
+    def _served_model(self, name: str) -> ServedModel:
+        model = self._parts.registry.model()
+        if name and name != model.name:
+            raise InvalidRequestError(
+                f"model {name!r} is not served, {model.name!r} is",
+                field="model",
+                reason="MODEL_NOT_SERVED",
+            )
+        return model
+
+    def _output(self, call: GenerateCall) -> OutputStream:
+        return OutputStream(
+            IncrementalDetokenizer(self._parts.tokenizer),
+            StopStringScanner(call.stop),
+            silent_ids=frozenset(call.sampling.stop_token_ids),
+            capacity=self._parts.output_capacity,
+        )
+
+    def _end_ids(self, sampling: SamplingParams) -> frozenset[int]:
+        own = frozenset() if sampling.ignore_eos else self._parts.end_ids
+        return own | frozenset(sampling.stop_token_ids)
+
+
+async def _refuse(token_ids: Sequence[int], logprobs: Sequence[float]) -> bool:
+    raise AssertionError("counting tokens emits none")

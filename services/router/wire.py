@@ -1,0 +1,157 @@
+"""Client-facing messages to and from the router's own types."""
+
+import dataclasses
+import secrets
+from collections.abc import Iterable
+
+from epd.errors import InvalidRequestError
+from epd.rpc.request_context import new_id
+from epd.v1 import common_pb2, router_pb2
+from epd.wire.finish_reason import finish_reason_to_proto
+from epd.wire.sampling import sampling_from_proto
+from epd.wire.timings import timings_to_proto
+from services.router.calls import (
+    ROLES,
+    Completion,
+    Conversation,
+    Delta,
+    GenerateCall,
+    ImagePart,
+    Message,
+    PromptInput,
+    TextPart,
+    TextPrompt,
+    TokenPrompt,
+)
+from services.router.workers import ServedModel, WorkerState
+
+#: Seeds fit a signed 64-bit number, which is what many clients can write.
+_SEED_BITS = 63
+_MAX_ID_LENGTH = 128
+
+
+def call_from_proto(request: router_pb2.GenerateRequest) -> GenerateCall:
+    """The checked request; mints id and seed where the client gives none.
+
+    Raises:
+        InvalidRequestError: a field has no valid value.
+    """
+    if len(request.request_id) > _MAX_ID_LENGTH:
+        raise InvalidRequestError(
+            f"request_id has {len(request.request_id)} characters, at most {_MAX_ID_LENGTH} fit",
+            field="request_id",
+        )
+    sampling = sampling_from_proto(request.sampling)
+    if not request.sampling.HasField("seed"):
+        sampling = dataclasses.replace(sampling, seed=secrets.randbits(_SEED_BITS))
+    return GenerateCall(
+        request_id=request.request_id or new_id(),
+        model=request.model,
+        prompt=prompt_from_proto(request),
+        sampling=sampling,
+        stop=tuple(request.stop),
+        logprobs=request.logprobs,
+    )
+
+
+def prompt_from_proto(
+    request: router_pb2.GenerateRequest | router_pb2.CountTokensRequest,
+) -> PromptInput:
+    """The input of a request.
+
+    Raises:
+        InvalidRequestError: none is set, or a message is malformed.
+    """
+    match request.WhichOneof("input"):
+        case "conversation":
+            return Conversation(tuple(_messages(request.conversation.messages)))
+        case "text_prompt":
+            return TextPrompt(request.text_prompt)
+        case "token_prompt":
+            assert isinstance(request, router_pb2.GenerateRequest)
+            return TokenPrompt(tuple(request.token_prompt.token_ids))
+        case _:
+            raise InvalidRequestError(
+                "one of conversation, token_prompt and text_prompt must be set", field="input"
+            )
+
+
+def delta_to_proto(delta: Delta, with_logprobs: bool) -> router_pb2.GenerateResponse:
+    """An event with new tokens."""
+    return router_pb2.GenerateResponse(
+        delta=router_pb2.Delta(
+            token_ids=delta.token_ids,
+            text=delta.text,
+            logprobs=delta.logprobs if with_logprobs else (),
+        )
+    )
+
+
+def completion_to_proto(completion: Completion) -> router_pb2.GenerateResponse:
+    """The last event."""
+    usage = completion.usage
+    return router_pb2.GenerateResponse(
+        completion=router_pb2.Completion(
+            finish_reason=finish_reason_to_proto(completion.finish_reason),
+            usage=common_pb2.Usage(
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                cached_tokens=usage.cached_tokens,
+                image_tokens=usage.image_tokens,
+            ),
+            timings=timings_to_proto(completion.timings_ns),
+            ttft_ns=completion.ttft_ns,
+            request_id=completion.request_id,
+            attempt_count=completion.attempt_count,
+        )
+    )
+
+
+def model_to_proto(
+    model: ServedModel | None, max_images: int, workers: Iterable[WorkerState]
+) -> router_pb2.GetModelResponse:
+    """The answer of GetModel; without a model only the workers are in it."""
+    response = router_pb2.GetModelResponse(
+        workers=[
+            router_pb2.WorkerStatus(
+                role=worker.role.value,
+                address=worker.address,
+                instance_id=worker.instance_id,
+                healthy=not worker.reason,
+                in_flight=worker.in_flight,
+                reason=worker.reason,
+            )
+            for worker in workers
+        ]
+    )
+    if model is not None:
+        response.model_name = model.name
+        response.model_digest = model.digest
+        response.context_length = model.context_length
+        response.accepts_images = model.accepts_images
+        response.max_images = max_images
+    return response
+
+
+def _messages(messages: Iterable[router_pb2.ChatMessage]) -> Iterable[Message]:
+    for index, message in enumerate(messages):
+        field = f"conversation.messages[{index}]"
+        if message.role not in ROLES:
+            raise InvalidRequestError(
+                f"role is {message.role!r}, known are {', '.join(sorted(ROLES))}",
+                field=f"{field}.role",
+            )
+        yield Message(message.role, tuple(_parts(message.parts, field)))
+
+
+def _parts(parts: Iterable[router_pb2.ContentPart], field: str) -> Iterable[TextPart | ImagePart]:
+    for index, part in enumerate(parts):
+        match part.WhichOneof("part"):
+            case "text":
+                yield TextPart(part.text)
+            case "image":
+                yield ImagePart(part.image)
+            case _:
+                raise InvalidRequestError(
+                    "neither text nor image is set", field=f"{field}.parts[{index}]"
+                )

@@ -1,0 +1,134 @@
+"""A router in this process, on a real socket, in front of fake workers."""
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from epd.config import resolve
+from epd.rpc.options import IMAGE_MESSAGE_BYTES, channel_options
+from epd.rpc.request_context import new_id
+from epd.rpc.server import GrpcServer
+from epd.rpc.server_interceptors import server_interceptors
+from epd.rpc.service import ServiceContext
+from epd.telemetry.setup import Telemetry, start_telemetry
+from epd.v1 import common_pb2, router_pb2
+from epd.v1.router_pb2_grpc import RouterServiceStub
+from services.router.__main__ import SERVICE
+from services.router.application import application
+from services.router.config import RouterConfig
+from tests.router.fake_workers import FakeDecode, FakeEncoder, FakePrefill, FakeWorker
+
+#: Quick reactions, so that tests need not wait.
+FAST = {
+    "worker-wait-s": "5",
+    "worker-backoff-s": "0.02",
+    "worker-max-backoff-s": "0.1",
+    "worker-silence-s": "1",
+    "drain-notice-s": "0",
+    "drain-grace-s": "0",
+    "retry-backoff-s": "0.01",
+    "discovery-period-s": "0.05",
+}
+
+
+@dataclass(frozen=True)
+class RunningRouter:
+    """The router and a stub to it."""
+
+    address: str
+    stub: RouterServiceStub
+    telemetry: Telemetry
+
+
+@contextlib.asynccontextmanager
+async def running(*workers: FakeWorker) -> AsyncIterator[None]:
+    """Starts workers and stops them at the end."""
+    async with contextlib.AsyncExitStack() as stack:
+        for worker in workers:
+            await worker.start()
+            stack.push_async_callback(worker.stop)
+        yield
+
+
+@contextlib.asynccontextmanager
+async def router(
+    model: Path, workers: Sequence[FakeWorker], **settings: str
+) -> AsyncIterator[RunningRouter]:
+    """A router that knows the workers by address; settings are flags without dashes."""
+    flags = {
+        "model": str(model),
+        "encoders": _addresses(workers, FakeEncoder),
+        "prefills": _addresses(workers, FakePrefill),
+        "decodes": _addresses(workers, FakeDecode),
+        **FAST,
+        **{name.replace("_", "-"): value for name, value in settings.items()},
+    }
+    config = resolve(RouterConfig, [f"--{name}={value}" for name, value in flags.items()], {})
+    telemetry = start_telemetry("router", new_id())
+    server = GrpcServer(
+        config,
+        SERVICE.service_names,
+        server_interceptors(telemetry, starts_traces=True),
+        SERVICE.message_bytes,
+    )
+    await server.start()
+    try:
+        async with application(config, ServiceContext("router", new_id(), server, telemetry)):
+            await server.set_serving()
+            options = channel_options(IMAGE_MESSAGE_BYTES)
+            async with grpc.aio.insecure_channel(server.address, options=options) as channel:
+                yield RunningRouter(server.address, RouterServiceStub(channel), telemetry)
+            await server.stop()
+    finally:
+        telemetry.close()
+
+
+def request(
+    text: str = "hello",
+    images: Sequence[bytes] = (),
+    *,
+    seed: int = 0,
+    max_tokens: int = 8,
+    **fields: Any,
+) -> router_pb2.GenerateRequest:
+    """A conversation of one message, images first."""
+    parts = [router_pb2.ContentPart(image=data) for data in images]
+    parts.append(router_pb2.ContentPart(text=text))
+    return router_pb2.GenerateRequest(
+        conversation=router_pb2.Conversation(
+            messages=[router_pb2.ChatMessage(role="user", parts=parts)]
+        ),
+        sampling=common_pb2.SamplingParams(seed=seed, max_tokens=max_tokens),
+        **fields,
+    )
+
+
+@dataclass
+class Answer:
+    """Everything a stream brought."""
+
+    token_ids: list[int]
+    text: str
+    deltas: list[router_pb2.Delta]
+    completion: router_pb2.Completion | None
+
+
+async def collect(call: Any) -> Answer:
+    """Reads a stream to its end."""
+    answer = Answer([], "", [], None)
+    async for response in call:
+        if response.HasField("delta"):
+            answer.deltas.append(response.delta)
+            answer.token_ids += response.delta.token_ids
+            answer.text += response.delta.text
+        else:
+            answer.completion = response.completion
+    return answer
+
+
+def _addresses(workers: Sequence[FakeWorker], kind: type[FakeWorker]) -> str:
+    return ",".join(worker.address for worker in workers if isinstance(worker, kind))
