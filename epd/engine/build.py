@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 
-from epd.engine.attention import AttentionFactory
 from epd.engine.block_pool import BlockPool
 from epd.engine.engine import Engine
 from epd.engine.engine_config import EngineConfig
@@ -14,6 +13,7 @@ from epd.engine.families.registry import load_family
 from epd.engine.kv_cache import KVCache
 from epd.engine.kv_layout import KvLayout
 from epd.engine.language_runner import LanguageRunner
+from epd.engine.native.select import Execution, choose_execution
 from epd.engine.torch_attention import TorchAttention
 from epd.engine.vision_runner import VisionRunner
 
@@ -37,7 +37,6 @@ def build_engine(
     config: EngineConfig,
     model_digest: str,
     layer_hook: LayerHook | None = None,
-    attention: AttentionFactory = TorchAttention,
 ) -> Engine:
     """Loads the language half of a model and makes its KV memory; the engine is not started.
 
@@ -50,7 +49,11 @@ def build_engine(
     device = torch.device(config.device)
     modules = family.load_language(getattr(torch, config.dtype), device)
     layout = kv_layout(family, model_digest, config.dtype, config.block_size)
-    runner = LanguageRunner(family, modules, KVCache(layout, config.num_blocks, device), attention)
+    execution = Execution(modules, TorchAttention)
+    if config.native:
+        execution = choose_execution(family, modules, config.threads)
+    kv_cache = KVCache(layout, config.num_blocks, device)
+    runner = LanguageRunner(family, execution.modules, kv_cache, execution.attention)
     pool = BlockPool(config.num_blocks, config.block_size, config.prefix_cache)
     return Engine(runner, pool, config, layer_hook)
 

@@ -31,6 +31,8 @@ class EngineConfig:
     device: str = "cpu"
     #: Torch threads of the engine thread; None leaves torch's own choice.
     threads: int | None = None
+    #: Native CPU kernels where they fit model and machine; plain torch elsewhere.
+    native: bool = True
 
     def validate(self) -> None:
         """Checks what would stop the engine from getting on.

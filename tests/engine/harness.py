@@ -2,7 +2,7 @@
 
 import dataclasses
 import queue
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,9 +84,15 @@ class Client:
 
 
 @contextmanager
-def running(folder: Path, hook: Any = None, **changes: Any) -> Iterator[Client]:
+def running(
+    folder: Path,
+    hook: Any = None,
+    before_start: Callable[[Engine], None] = lambda engine: None,
+    **changes: Any,
+) -> Iterator[Client]:
     """A started engine with small sizes; stopped at the end, accounts checked."""
     engine = build_engine(folder, dataclasses.replace(SMALL, **changes), "digest", hook)
+    before_start(engine)
     client = Client(engine)
     try:
         yield client
@@ -169,3 +175,10 @@ class Reference:
         """The same for text."""
         ids = torch.tensor([token_ids])
         return self.generate({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, max_tokens)
+
+    @torch.inference_mode()
+    def logprobs(self, token_ids: list[int], count: int) -> list[float]:
+        """Log probabilities of the last ``count`` tokens."""
+        logits = self._model(torch.tensor([token_ids])).logits[0].float()
+        chosen = torch.tensor(token_ids[-count:])[:, None]
+        return logits[-count - 1 : -1].log_softmax(-1).gather(-1, chosen)[:, 0].tolist()

@@ -16,21 +16,25 @@ def image_prompts(tiny_qwen2vl: Path) -> ImagePrompts:
     return ImagePrompts(load_family(tiny_qwen2vl), build_vision_runner(tiny_qwen2vl))
 
 
+@pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("vision", [False, True])
 def test_text_of_all_lengths_run_together(
-    vision: bool, tiny_llama: Path, tiny_qwen2vl: Path
+    vision: bool, native: bool, tiny_llama: Path, tiny_qwen2vl: Path
 ) -> None:
     folder = tiny_qwen2vl if vision else tiny_llama
     reference = Reference(folder, vision)
     prompts = [text_prompt(n, seed=n) for n in (1, 2, 7, 8, 9, 47, 48, 49, 130, 300)]
     expected = [reference.generate_text(prompt, 40) for prompt in prompts]
-    with running(folder) as client:
+    with running(folder, native=native) as client:
         requests = [request(f"r{i}", p, 40) for i, p in enumerate(prompts)]
         assert client.run(requests) == expected
         client.assert_idle()
 
 
-def test_zero_to_four_images_run_together(tiny_qwen2vl: Path, image_prompts: ImagePrompts) -> None:
+@pytest.mark.parametrize("native", [False, True])
+def test_zero_to_four_images_run_together(
+    native: bool, tiny_qwen2vl: Path, image_prompts: ImagePrompts
+) -> None:
     reference = Reference(tiny_qwen2vl, vision=True)
     pairs = [
         image_prompts.request(f"r{count}-{text}", SIZES[:count], text, seed=count, max_tokens=32)
@@ -38,7 +42,7 @@ def test_zero_to_four_images_run_together(tiny_qwen2vl: Path, image_prompts: Ima
         for text in (1, 20)
     ]
     expected = [reference.generate(inputs, 32) for _, inputs in pairs]
-    with running(tiny_qwen2vl) as client:
+    with running(tiny_qwen2vl, native=native) as client:
         assert client.run(r for r, _ in pairs) == expected
         client.assert_idle()
 

@@ -1,0 +1,205 @@
+"""The scheduler alone, without a model: bounds, fairness and accounts under random load."""
+
+import dataclasses
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epd.engine.block_pool import BlockPool
+from epd.engine.engine_config import EngineConfig
+from epd.engine.requests import EngineRequest, RequestMode, SamplingParams
+from epd.engine.scheduler import Scheduler, StepPlan
+from epd.engine.sequence import Sequence, SequenceState
+from epd.errors import InvalidRequestError
+
+CONFIG = EngineConfig(block_size=4, num_blocks=32, max_running=4, token_budget=12)
+
+
+def sequence(name: str, length: int, mode: RequestMode = RequestMode.FULL) -> Sequence:
+    tokens = [hash(name) % 97] * length
+    return Sequence(EngineRequest(name, tokens, SamplingParams(), mode), arrived_ns=0)
+
+
+def arrived(name: str, length: int, pool: BlockPool) -> Sequence:
+    blocks = pool.allocate(-(-length // pool.block_size))
+    assert blocks is not None
+    made = EngineRequest(
+        name,
+        [hash(name) % 97] * length,
+        SamplingParams(),
+        RequestMode.PREFILLED,
+        block_ids=tuple(blocks),
+        first_token=1,
+    )
+    return Sequence(made, arrived_ns=0)
+
+
+def finish_step(scheduler: Scheduler, plan: StepPlan) -> None:
+    for run in plan.runs:
+        scheduler.advance(run)
+        if run.end == len(run.sequence.token_ids):
+            run.sequence.token_ids.append(1)
+            if not run.sequence.grows:
+                scheduler.end(run.sequence)
+
+
+def make(**changes: int | bool) -> tuple[Scheduler, BlockPool]:
+    config = dataclasses.replace(CONFIG, **changes)
+    pool = BlockPool(config.num_blocks, config.block_size, config.prefix_cache)
+    return Scheduler(pool, config), pool
+
+
+def lengths(plan: StepPlan) -> dict[str, int]:
+    return {run.sequence.request_id: run.end - run.start for run in plan.runs}
+
+
+def test_a_long_prompt_is_cut_at_block_borders_and_decode_goes_first() -> None:
+    scheduler, _ = make()
+    scheduler.add(sequence("short", 3))
+    scheduler.add(sequence("long", 30))
+    first = scheduler.schedule()
+    assert lengths(first) == {"short": 3, "long": 8}, "9 tokens are left, 8 are whole blocks"
+    finish_step(scheduler, first)
+    second = scheduler.schedule()
+    assert lengths(second) == {"short": 1, "long": 8}
+    assert second.runs[0].sequence.request_id == "short"
+
+
+def test_admission_is_first_come_first_served_even_when_a_later_one_would_fit() -> None:
+    scheduler, pool = make(num_blocks=8, token_budget=64)
+    held = pool.allocate(4)
+    assert held is not None
+    scheduler.add(sequence("big", 20))
+    scheduler.add(sequence("small", 2))
+    assert scheduler.schedule().runs == []
+    pool.free(held)
+    assert list(lengths(scheduler.schedule())) == ["big", "small"]
+
+
+def test_headroom_is_left_for_what_runs() -> None:
+    scheduler, pool = make(num_blocks=4, headroom_blocks=1)
+    scheduler.add(sequence("first", 8))
+    scheduler.add(sequence("second", 5))
+    finish_step(scheduler, plan := scheduler.schedule())
+    assert [s.request_id for s in plan.admitted] == ["first"]
+    assert pool.num_free == 2, "two blocks would do for the second but not leave one"
+
+
+def test_the_youngest_loses_its_blocks_and_the_oldest_never() -> None:
+    scheduler, pool = make(num_blocks=6, headroom_blocks=0, prefix_cache=False)
+    old, young = sequence("old", 8), sequence("young", 12)
+    scheduler.add(old)
+    scheduler.add(young)
+    preempted: list[Sequence] = []
+    for _ in range(14):
+        plan = scheduler.schedule()
+        preempted += plan.preempted
+        finish_step(scheduler, plan)
+    assert preempted == [young]
+    assert young.state is SequenceState.ENDED
+    assert len(old.token_ids) > 16
+    pool.check_integrity()
+
+
+def test_the_oldest_waits_where_others_hold_the_memory() -> None:
+    scheduler, pool = make(num_blocks=4, token_budget=16)
+    old = sequence("old", 8)
+    scheduler.add(old)
+    finish_step(scheduler, scheduler.schedule())
+    reserved = pool.allocate(2)
+    assert reserved is not None
+    plan = scheduler.schedule()
+    assert (plan.runs, plan.preempted) == ([], [])
+    pool.free(reserved)
+    assert lengths(scheduler.schedule()) == {"old": 1}
+
+
+def test_arrived_requests_join_before_the_queue_and_are_preempted_while_they_wait() -> None:
+    scheduler, pool = make(num_blocks=4, max_running=1, token_budget=16)
+    scheduler.add(first := arrived("a", 8, pool))
+    scheduler.add(second := arrived("b", 8, pool))
+    plan = scheduler.schedule()
+    assert plan.admitted == [first]
+    assert plan.preempted == [second], "the first needs a third block for its next token"
+    assert lengths(plan) == {"a": 1}
+
+
+def test_a_known_prefix_is_computed_once_but_for_the_last_token() -> None:
+    scheduler, pool = make()
+    first, second = sequence("x", 8), sequence("x", 8)
+    scheduler.add(first)
+    finish_step(scheduler, scheduler.schedule())
+    scheduler.end(first)
+    scheduler.add(second)
+    run = scheduler.schedule().runs[0]
+    assert (run.start, run.end) == (4, 8)
+    assert second.cached_len == 4
+    assert (scheduler.prefix_cache_queries, scheduler.prefix_cache_hits) == (16, 4)
+    scheduler.end(second)
+    assert pool.num_free == pool.num_blocks
+
+
+def test_a_failed_admission_gives_the_matched_prefix_back() -> None:
+    scheduler, pool = make(num_blocks=4)
+    scheduler.add(first := sequence("x", 8))
+    finish_step(scheduler, scheduler.schedule())
+    scheduler.end(first)
+    held = pool.allocate(2)
+    scheduler.add(sequence("x", 16))
+    assert scheduler.schedule().runs == []
+    assert held is not None
+    pool.free(held)
+    assert pool.num_free == 4
+
+
+@pytest.mark.parametrize(
+    "changes", [{"token_budget": 4}, {"block_size": 0}, {"num_blocks": 0}, {"max_running": 0}]
+)
+def test_settings_that_cannot_work_are_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(InvalidRequestError):
+        dataclasses.replace(CONFIG, **changes).validate()
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32))
+def test_random_load_keeps_every_promise(seed: int) -> None:
+    rng = random.Random(seed)
+    scheduler, pool = make(num_blocks=rng.randint(6, 20), prefix_cache=rng.random() < 0.5)
+    live: list[Sequence] = []
+    for number in range(40):
+        kind = rng.random()
+        length = rng.randint(1, 20)
+        if kind < 0.3:
+            live.append(sequence(rng.choice("xyz") + "!" * number, length))
+            scheduler.add(live[-1])
+        elif kind < 0.4:
+            prefill_only = sequence(f"p{number}", length, RequestMode.PREFILL_ONLY)
+            live.append(prefill_only)
+            scheduler.add(prefill_only)
+        elif kind < 0.5 and pool.num_free * 4 >= length:
+            live.append(arrived(f"d{number}", length, pool))
+            scheduler.add(live[-1])
+        elif kind < 0.6 and live:
+            scheduler.end(rng.choice(live))
+        oldest = scheduler._running[:1]
+        plan = scheduler.schedule()
+        assert sum(lengths(plan).values()) <= CONFIG.token_budget
+        assert scheduler.running_count <= CONFIG.max_running
+        assert not set(oldest) & set(plan.preempted)
+        singles = [run.end - run.start == 1 for run in plan.runs]
+        assert singles == sorted(singles, reverse=True)
+        for run in plan.runs:
+            assert run.start == run.sequence.computed_len < run.end
+            assert run.sequence.state is SequenceState.RUNNING
+            assert len(run.sequence.block_ids) * 4 >= run.end
+        finish_step(scheduler, plan)
+        for ended in [s for s in live if s.output_len > 12 or rng.random() < 0.02]:
+            scheduler.end(ended)
+        pool.check_integrity()
+    for rest in live:
+        scheduler.end(rest)
+        scheduler.release(rest)
+    assert pool.num_free == pool.num_blocks
+    assert (scheduler.held_count, scheduler.running_count, scheduler.pending_tokens) == (0, 0, 0)
