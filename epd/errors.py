@@ -1,8 +1,8 @@
 """Errors that may reach a client: each names its gRPC status, a stable reason and what helps.
 
-Plain Python: the engine and the data plane raise these without knowing gRPC. The errors interceptor
-in ``epd.rpc`` turns them into statuses with ``google.rpc`` details; everything else becomes INTERNAL
-with a fixed text.
+Plain Python: the engine and the data plane raise these without knowing gRPC. The errors
+interceptor in ``epd.rpc`` turns them into statuses with ``google.rpc`` details; everything else
+becomes INTERNAL with a fixed text.
 """
 
 from collections.abc import Mapping

@@ -106,6 +106,13 @@ class ServiceProcess:
                 start_new_session=True,
             )
 
+    def restart_on(self, address: str) -> None:
+        """Starts an ended process again on the port it had."""
+        port = address.rpartition(":")[2]
+        self._command = [part for part in self._command if not part.startswith("--port=")]
+        self._command.append(f"--port={port}")
+        self.start()
+
     def wait_ready(self, timeout_s: float) -> Ready:
         """Waits for the READY line.
 

@@ -106,6 +106,10 @@ class GrpcServer:
         await asyncio.sleep(self._config.drain_notice_s)
         await self._server.stop(self._config.drain_grace_s)
 
+    async def close(self) -> None:
+        """Ends at once what :meth:`stop` has not ended, for instance after a failed start."""
+        await self._server.stop(0)
+
     async def _set_health(self, status: int) -> None:
         for name in ("", *self._service_names):
             await self._health.set(name, status)

@@ -18,6 +18,7 @@ from epd.rpc.request_context import new_id
 from epd.rpc.server import GrpcServer
 from epd.rpc.server_config import ServerConfig
 from epd.rpc.server_interceptors import server_interceptors
+from epd.rpc.status import root_error
 from epd.telemetry.setup import Telemetry, start_telemetry
 
 _log = logging.getLogger(__name__)
@@ -66,12 +67,12 @@ class Service(Generic[C]):
             _log.info("variables that %s does not use: %s", self.role, ", ".join(unused))
         try:
             asyncio.run(self.run(config))
-        except ConfigError as error:
+        except Exception as raised:
+            error = root_error(raised)
+            if not isinstance(error, ConfigError | EpdError):
+                raise
             print(f"{self.role}: {error}", file=sys.stderr)
-            raise SystemExit(2) from None
-        except EpdError as error:
-            print(f"{self.role}: {error.message}", file=sys.stderr)
-            raise SystemExit(1) from None
+            raise SystemExit(2 if isinstance(error, ConfigError) else 1) from None
 
     async def run(self, config: C) -> None:
         """Serves until SIGTERM or SIGINT.
@@ -113,6 +114,7 @@ class Service(Generic[C]):
             if not stop.event.is_set():
                 raise
         finally:
+            await server.close()
             await asyncio.to_thread(telemetry.close)
 
 

@@ -1,0 +1,75 @@
+"""Shared by all tests: full counts, the fleets of the session, the summary of a full run."""
+
+import os
+import platform
+import time
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.support.shared_fleets import SharedFleets
+
+SUMMARY_OPTION = "--summary-file"
+
+
+def pytest_addoption(parser):
+    parser.addoption(SUMMARY_OPTION, help="write the run's summary to this file")
+
+
+@pytest.fixture(scope="session")
+def full_run():
+    """True in ``make test-full``: full counts."""
+    return os.environ.get("EPD_TEST_FULL") == "1"
+
+
+@pytest.fixture(scope="session")
+def shared_fleets():
+    """Fleets that tests share; see :class:`SharedFleets`."""
+    fleets = SharedFleets()
+    yield fleets
+    fleets.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Adds the logs of shared fleets to a failed test."""
+    report = yield
+    fleets = getattr(item, "funcargs", {}).get("shared_fleets")
+    if report.failed and fleets is not None:
+        report.sections.append(("fleet logs", fleets.logs()))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus, config):
+    """Writes what ran on what, without naming the machine."""
+    file = config.getoption(SUMMARY_OPTION)
+    if not file:
+        return
+    counts = {
+        outcome: len(terminalreporter.stats[outcome])
+        for outcome in ("passed", "failed", "error", "skipped", "xfailed")
+        if terminalreporter.stats.get(outcome)
+    }
+    by_folder: dict[str, int] = {}
+    for report in terminalreporter.stats.get("passed", []):
+        folder = "/".join(report.nodeid.split("/")[:2])
+        by_folder[folder] = by_folder.get(folder, 0) + 1
+    lines = [
+        f"date     {time.strftime('%Y-%m-%d', time.gmtime())}",
+        f"python   {platform.python_version()}, {os.cpu_count()} cores",
+        *(f"{name:<8} {metadata.version(name)}" for name in ("torch", "grpcio", "nixl-cu12")),
+        "",
+        *(f"{folder:<20} {count} passed" for folder, count in sorted(by_folder.items())),
+        "",
+        ", ".join(f"{count} {outcome}" for outcome, count in counts.items()),
+        "",
+        "skipped:" if terminalreporter.stats.get("skipped") else "",
+        *sorted({_reason(report) for report in terminalreporter.stats.get("skipped", [])}),
+    ]
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    Path(file).write_text("\n".join(lines).strip() + "\n", encoding="utf-8")
+
+
+def _reason(report):
+    return f"  {report.nodeid.split('/')[-1]}: {report.longrepr[2]}"

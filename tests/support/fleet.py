@@ -1,0 +1,240 @@
+"""Real fleets for tests: processes, traces, metrics, faults, and whether all memory is back."""
+
+import contextlib
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from epd.fleet.fleet import Fleet
+from epd.fleet.plan import FleetPlan
+from epd.fleet.process import ServiceProcess
+from epd.telemetry import semconv
+from epd.telemetry.otlp_receiver import OtlpReceiver
+from epd.telemetry.prometheus import Scrape, scrape
+from epd.telemetry.received_span import ReceivedSpan
+from epd.telemetry.span_store import SpanStore
+
+#: Short, so that tests see the end of a quarantine.
+QUARANTINE_HOLD_S = 2.0
+
+
+@dataclass(frozen=True)
+class Level:
+    """Memory and queues of one process as its metrics tell them."""
+
+    free_and_quarantined_blocks: float
+    quarantined_blocks: float
+    free_and_quarantined_bytes: float
+    quarantined_bytes: float
+    running: float
+    waiting: float
+    open_transfers: float
+
+    @classmethod
+    def of(cls, scraped: Scrape) -> "Level":
+        """Reads a level; what a process does not have counts as 0."""
+
+        def gauge(name: str, unit: str = "") -> float:
+            return scraped.total(name.replace(".", "_") + unit)
+
+        quarantined_blocks = gauge(semconv.KV_BLOCK_QUARANTINED)
+        quarantined_bytes = gauge(semconv.EMBEDDING_BYTES_QUARANTINED, "_bytes")
+        return cls(
+            free_and_quarantined_blocks=gauge(semconv.KV_BLOCK_FREE) + quarantined_blocks,
+            quarantined_blocks=quarantined_blocks,
+            free_and_quarantined_bytes=gauge(semconv.EMBEDDING_BYTES_FREE, "_bytes")
+            + quarantined_bytes,
+            quarantined_bytes=quarantined_bytes,
+            running=gauge(semconv.REQUEST_RUNNING),
+            waiting=gauge(semconv.REQUEST_WAITING),
+            open_transfers=gauge(semconv.TRANSFER_OPEN),
+        )
+
+    def is_back_at(self, idle: "Level") -> bool:
+        """Free plus quarantined as when idle; queues and transfers not above it."""
+        return (
+            self.free_and_quarantined_blocks == idle.free_and_quarantined_blocks
+            and self.free_and_quarantined_bytes == idle.free_and_quarantined_bytes
+            and self.running <= idle.running
+            and self.waiting <= idle.waiting
+            and self.open_transfers <= idle.open_transfers
+        )
+
+
+class TestFleet(Fleet):
+    """A fleet on 127.0.0.1 with its own OTLP receiver. Made by :func:`fleet_of`."""
+
+    __test__ = False
+
+    def __init__(self, plan: FleetPlan, log_folder: Path, spans: SpanStore, endpoint: str) -> None:
+        super().__init__(plan, log_folder, otlp_endpoint=endpoint)
+        #: Every span the fleet has exported.
+        self.spans = spans
+
+    def process(self, name: str) -> ServiceProcess:
+        """A process by name, such as ``decode-0``."""
+        return self.processes[name]
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Sends a signal: SIGKILL for a crash, SIGSTOP and SIGCONT for a hang."""
+        self.processes[name].send_signal(number)
+
+    def kill_one(self, name: str) -> None:
+        """A crash: SIGKILL, gone when this returns."""
+        self.processes[name].kill()
+
+    def restart(self, name: str) -> ServiceProcess:
+        """Starts an ended process again, on the same port."""
+        process = self.processes[name]
+        assert not process.running, f"{name} still runs"
+        process.restart_on(process.address)
+        process.wait_ready(self._ready_timeout_s)
+        return process
+
+    def scrape(self, name: str) -> Scrape:
+        """The metrics of a process now."""
+        return scrape(self.processes[name].metrics_address)
+
+    def levels(self) -> dict[str, Level]:
+        """Levels of all running processes by name."""
+        return {
+            name: Level.of(self.scrape(name))
+            for name, process in self.processes.items()
+            if process.running
+        }
+
+    def idle_level(self) -> dict[str, Level]:
+        """The levels with no request in the system: take it before the first one."""
+        found = self.levels()
+        busy = {name: level for name, level in found.items() if level.running or level.waiting}
+        assert not busy, f"not idle: {busy}"
+        return found
+
+    def assert_back_to_idle(
+        self, idle: Mapping[str, Level], within_s: float = 1.0, *, settled_within_s: float = 0.0
+    ) -> None:
+        """Fails unless every running process is back at ``idle`` in time.
+
+        With ``settled_within_s`` quarantine must also be empty by then.
+        """
+        deadline = time.monotonic() + within_s
+        _until(lambda: self._not_back(idle), deadline, "not back to idle")
+        if settled_within_s:
+            deadline = time.monotonic() + settled_within_s
+            _until(self._quarantined, deadline, "still in quarantine")
+
+    def trace(self, trace_id: str, *, within_s: float = 5.0, count: int = 1) -> list[ReceivedSpan]:
+        """A trace's spans once ``count`` have arrived and no more came for a moment."""
+        deadline = time.monotonic() + within_s
+        seen = -1
+        while time.monotonic() < deadline:
+            spans = self.spans.spans(trace_id)
+            if len(spans) >= count and len(spans) == seen:
+                return spans
+            seen = len(spans)
+            time.sleep(0.5)  # longer than the batch delay of the exporters
+        names = [span.name for span in self.spans.spans(trace_id)]
+        raise AssertionError(f"{len(names)} of {count} spans of {trace_id} arrived: {names}")
+
+    def resident_bytes(self, name: str) -> int:
+        """Resident memory of a process."""
+        return int(psutil.Process(self.processes[name].pid).memory_info().rss)
+
+    def open_files(self, name: str) -> int:
+        """File descriptors of a process, sockets included."""
+        return int(psutil.Process(self.processes[name].pid).num_fds())
+
+    def loaded_modules(self, name: str) -> set[str]:
+        """Files mapped into a process: which libraries it has loaded."""
+        return {mapped.path for mapped in psutil.Process(self.processes[name].pid).memory_maps()}
+
+    def logs(self) -> str:
+        """The end of every log."""
+        return "\n".join(
+            f"--- {name} (exit status {process.exit_status})\n" + process.log()[-4000:]
+            for name, process in self.processes.items()
+        )
+
+    def _not_back(self, idle: Mapping[str, Level]) -> dict[str, object]:
+        now = self.levels()
+        return {
+            name: {"now": level, "idle": idle[name]}
+            for name, level in now.items()
+            if not level.is_back_at(idle[name])
+        }
+
+    def _quarantined(self) -> dict[str, object]:
+        return {
+            name: level
+            for name, level in self.levels().items()
+            if level.quarantined_blocks or level.quarantined_bytes
+        }
+
+
+@contextlib.contextmanager
+def fleet_of(
+    model: Path,
+    *,
+    encoders: int = 1,
+    prefills: int = 1,
+    decodes: int = 1,
+    unified: int = 0,
+    flags: Mapping[str, Sequence[str]] | None = None,
+    worker_flags: Mapping[str, Sequence[str]] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[TestFleet]:
+    """A running fleet; its processes are gone afterwards, and its logs shown if the test failed.
+
+    ``flags`` are per role, ``worker_flags`` per process name.
+    """
+    plan = FleetPlan(
+        model,
+        encoders,
+        prefills,
+        decodes,
+        unified,
+        flags=flags or {},
+        worker_flags=worker_flags or {},
+        environment={"OMP_NUM_THREADS": "1", "EPD_THREADS": "1", **(environment or {})},
+    )
+    spans = SpanStore()
+    with (
+        tempfile.TemporaryDirectory(prefix="epd-fleet-") as folder,
+        OtlpReceiver(spans) as receiver,
+    ):
+        fleet = TestFleet(plan, Path(folder), spans, receiver.endpoint)
+        try:
+            fleet.start()
+            yield fleet
+            fleet.stop()
+        except BaseException:
+            print(fleet.logs())
+            raise
+        finally:
+            fleet.kill()
+        left = [process.name for process in fleet.processes.values() if _group_lives(process.pid)]
+        assert not left, f"{left} left processes behind"
+
+
+def _group_lives(pid: int) -> bool:
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _until(problem: Callable[[], Mapping[str, object]], deadline: float, what: str) -> None:
+    """Waits until ``problem`` is empty; scrapes at least once."""
+    while True:
+        found = problem()
+        if not found:
+            return
+        assert time.monotonic() < deadline, f"{what}: {found}"
+        time.sleep(0.05)
