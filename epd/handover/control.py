@@ -6,7 +6,7 @@ from typing import Protocol
 
 from epd.engine.kv_layout import KvLayout
 from epd.errors import EpdError
-from epd.transfer.base import Segment
+from epd.transfer.base import AgentDescriptor, Segment
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,11 @@ class EncoderControl(Protocol):
 class PushTarget:
     """A paired decode process: where KV may be pushed."""
 
-    instance_id: str
-    agent_name: str
+    agent: AgentDescriptor
     layout: KvLayout
     control: DecodeControl
+
+    @property
+    def instance_id(self) -> str:
+        """The process start; a restarted process is another target."""
+        return self.agent.instance_id

@@ -77,7 +77,8 @@ class FaultyBackend(TransferBackend):
             raise TransferFailedError(f"forced: WRITE {number} cannot be posted")
         inverted = local[0].address if number in self._faults.corrupt else None
         _invert(inverted)
-        kept = b"" if number in self._faults.drop_notice else notice
+        silent = self._faults.drop_notice | self._faults.fail_running
+        kept = b"" if number in silent else notice
         real = self._inner.write(agent_name, local, remote, kept)
         return _Doctored(
             real,

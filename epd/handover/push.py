@@ -75,6 +75,7 @@ class KvPush:
         #: Done once the push has failed, for whoever waits for something else meanwhile.
         self.failure: asyncio.Future[EpdError] = asyncio.get_running_loop().create_future()
         self.finished = False
+        self.write_failed = False
         #: Decode needs no Fail: it has been told, has given up itself, or is gone.
         self.told = False
         self._idle = asyncio.Event()
@@ -209,7 +210,7 @@ class KvPush:
         kind = NoticeKind.SEAL if layer == SEAL_LAYER else NoticeKind.KV
         notice = Notice(kind, self.transfer_id, self.reservation.generation, ordinal, max(layer, 0))
         future = self._agent.write(
-            self.target.agent_name, local, remote, notice.encode(), self._guard
+            self.target.agent.agent_name, local, remote, notice.encode(), self._guard
         )
         future.add_done_callback(lambda done: self._on_done(layer, done))
 
@@ -243,6 +244,7 @@ class KvPush:
             with self._lock:
                 failed = self.error is None
                 if failed:
+                    self.write_failed = True
                     self.error = TransferFailedError(
                         f"KV push from prefill to decode, {where}: {typed.message}",
                         reason=typed.reason,

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -238,8 +239,17 @@ class KvSender:
         push.give_back_slot()
         del self._pushes[push.request_id]
         self._settlements.add(push.target, push.transfer_id)
+        if push.write_failed:
+            self._reconnect(push.target)
         if not push.finished:  # decode holds memory back until it knows; others wait for the tick
             await self._settle(push.target, [push.transfer_id])
+
+    def _reconnect(self, target: PushTarget) -> None:
+        """A connection on which a WRITE failed may stay broken: make a new one, once unused."""
+        if any(push.target.instance_id == target.instance_id for push in self._pushes.values()):
+            return
+        self._agent.disconnect(target.agent.agent_name)
+        self._agent.connect(target.agent).add_done_callback(_log_failure)
 
     def _on_failure(self, push: KvPush) -> None:
         assert push.error is not None
@@ -306,6 +316,11 @@ class KvSender:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a task of the KV sender failed", exc_info=error)
+
+
+def _log_failure(connecting: Future[None]) -> None:
+    if (error := connecting.exception()) is not None:
+        log.warning("no new connection: %s", error)
 
 
 def _typed(error: BaseException) -> EpdError:

@@ -173,17 +173,11 @@ class Pair:
         self.prefill = prefill
         self.decode = decode
         self.control = DirectControl(decode.receiver, prefill.descriptor.instance_id)
-        self.target = PushTarget(
-            decode.descriptor.instance_id,
-            decode.descriptor.agent_name,
-            decode.layout,
-            self.control,
-        )
+        self.target = PushTarget(decode.descriptor, decode.layout, self.control)
 
     @contextlib.asynccontextmanager
     async def running(self):
         await asyncio.wrap_future(self.prefill.agent.connect(self.decode.descriptor))
-        await asyncio.wrap_future(self.decode.agent.connect(self.prefill.descriptor))
         self.decode.receiver.peer_arrived(self.prefill.descriptor)
         tasks = [
             asyncio.create_task(self.decode.receiver.run()),

@@ -71,6 +71,16 @@ def test_scattered_blocks_land_where_they_belong(agent, buffer, peer):
     assert agent.counters.writes.byte_count == 200 * block
 
 
+def test_a_peer_can_be_left_and_connected_again(agent, buffer, peer):
+    for _ in range(3):
+        agent.connect(peer.descriptor).result(WAIT)
+        agent.write(
+            peer.descriptor.agent_name, [buffer.part(0, 9)], [peer.at(0, 9)], b"again"
+        ).result(WAIT)
+        assert [notice for _, notice in peer.notices(1)] == [b"again"]
+        agent.disconnect(peer.descriptor.agent_name).result(WAIT)
+
+
 @pytest.mark.parametrize(
     ("local", "remote"), [([10], [11]), ([10, 10], [10]), ([], [])], ids=["length", "count", "none"]
 )

@@ -1,0 +1,422 @@
+"""Whatever goes wrong with a push is told within a second, and no block is lost or reused early."""
+
+import asyncio
+import time
+
+import pytest
+
+from epd.errors import (
+    DuplicateRequestError,
+    EpdError,
+    InternalError,
+    NotFoundError,
+    RequestCancelledError,
+    ResourceExhaustedError,
+    TransferFailedError,
+    UnavailableError,
+)
+from epd.handover.lease import LeaseState
+from epd.handover.leases import LeaseConfig
+from epd.transfer.agent import AgentConfig
+from tests.handover.sides import eventually
+
+LAYERS = 4
+
+
+@pytest.mark.parametrize("kind", ["fail_post", "fail_running"])
+@pytest.mark.parametrize("write", [1, 3, LAYERS + 1])
+async def test_failed_write_is_told_within_a_second_with_hop_and_layer(make, kind, write):
+    """F01. The fifth WRITE of four layers in one chunk is the seal."""
+    async with make().running() as pair:
+        getattr(pair.prefill.faults, kind).add(write)
+        waiting = asyncio.create_task(pair.decode.receiver.wait_sealed("t", 10))
+        started = time.monotonic()
+        where = "seal" if write > LAYERS else f"layer {write - 1}"
+        with pytest.raises(TransferFailedError, match=f"prefill to decode, {where}"):
+            await pair.prefill.run_request("t", pair.target, 40)
+        with pytest.raises(TransferFailedError, match=where):
+            await waiting
+        assert time.monotonic() - started < 1.0
+        await pair.idle()
+        await pair.prefill.run_request("next", pair.target, 40)
+        await pair.decode.receiver.wait_sealed("next", 2)
+        pair.decode.pool.free(pair.decode.receiver.take("next"))
+        await pair.idle()
+
+
+async def test_failure_while_writes_run_is_unsettled_first_and_settled_after(make):
+    """Decode's blocks wait in quarantine for the WRITE that is still running."""
+    async with make().running() as pair:
+        pair.prefill.faults.delay[1] = 0.4
+        pair.prefill.faults.fail_post.add(2)
+        with pytest.raises(TransferFailedError):
+            await pair.prefill.run_request("t", pair.target, 40)
+        (told,) = [call for call in pair.control.calls if call[1] == "fail"]
+        (settled,) = [call for call in pair.control.calls if call[1] == "settle"]
+        assert told[4] is False
+        assert settled[0] - told[0] > 0.2
+        await pair.idle()
+
+
+async def test_blocks_in_quarantine_are_not_handed_out(make):
+    """F11: the lease ends while a WRITE runs; the next reservation gets other blocks."""
+    async with make(decode={"num_blocks": 12}).running() as pair:
+        pair.prefill.faults.delay[1] = 0.5
+        push = asyncio.create_task(pair.prefill.run_request("a", pair.target, 80, pause_s=0.1))
+        await eventually(lambda: pair.prefill.faults.writes)
+        lease = pair.decode.receiver.leases.get("a")
+        pair.decode.receiver.cancel("a")
+        assert pair.decode.pool.num_quarantined == 5
+        other = await pair.decode.receiver.reserve("b", pair.prefill.descriptor.instance_id, 16)
+        assert not set(other.block_ids) & set(lease.block_ids)
+        assert lease.state is LeaseState.QUARANTINED
+        with pytest.raises(TransferFailedError, match="given up"):
+            await push
+        pair.decode.receiver.fail("b", TransferFailedError("x"), settled=True)
+        await pair.idle()
+
+
+@pytest.mark.parametrize("reason", [InternalError("out of luck"), RequestCancelledError("gone")])
+async def test_prefill_giving_up_is_told_at_once_with_its_reason(make, reason):
+    """F02."""
+    async with make().running() as pair:
+        waiting = asyncio.create_task(pair.decode.receiver.wait_sealed("t", 10))
+        started = time.monotonic()
+        with pytest.raises(type(reason)):
+            async with pair.prefill.sender.push("t", "t", pair.target, 40):
+                raise reason
+        with pytest.raises(type(reason), match=reason.message):
+            await waiting
+        assert time.monotonic() - started < 1.0
+        await pair.idle()
+
+
+async def test_first_token_ending_the_request_releases_the_reservation(make):
+    async with make().running() as pair:
+        async with pair.prefill.sender.push("t", "t", pair.target, 40):
+            assert pair.decode.pool.num_used == 3
+        await pair.idle()
+
+
+@pytest.mark.parametrize("stage", ["reserved", "pushing", "finishing"])
+async def test_cancel_at_prefill_at_each_stage(make, stage):
+    """F10, F12."""
+    async with make().running() as pair:
+        prefill = pair.prefill
+        if stage == "finishing":
+            prefill.faults.delay[5] = 0.3
+        mine = prefill.pool.allocate(3)
+        inside = asyncio.Event()
+
+        async def request():
+            async with prefill.sender.push("t", "t", pair.target, 40) as push:
+                if stage != "reserved":
+                    layers = 2 if stage == "pushing" else None
+                    await asyncio.to_thread(prefill.compute, "t", mine, 40, layers=layers)
+                inside.set()
+                if stage == "finishing":
+                    await prefill.sender.finish(push, 1, 0.0, 0)
+                await asyncio.sleep(10)
+
+        task = asyncio.create_task(request())
+        await inside.wait()
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        prefill.pool.free(mine)
+        if stage == "finishing":  # everything may have arrived before the cancel
+            pair.decode.receiver.cancel("t")
+        await pair.idle()
+
+
+@pytest.mark.parametrize("stage", ["before reserve", "reserved", "receiving", "sealed"])
+async def test_cancel_at_decode_at_each_stage(make, stage):
+    """F10, F15."""
+    async with make().running() as pair:
+        receiver = pair.decode.receiver
+        if stage == "before reserve":
+            receiver.cancel("t")
+            with pytest.raises(RequestCancelledError):
+                await pair.prefill.run_request("t", pair.target, 40)
+            assert receiver.leases.counters.refused_late == 1
+        elif stage == "sealed":
+            await pair.prefill.run_request("t", pair.target, 40)
+            await eventually(lambda: receiver.leases.count(LeaseState.SEALED))
+            receiver.cancel("t")
+            with pytest.raises(NotFoundError):
+                receiver.take("t")
+        else:
+            pause = {"pause_s": 0.1} if stage == "receiving" else {"pause_s": 0.4}
+            push = asyncio.create_task(pair.prefill.run_request("t", pair.target, 40, **pause))
+            state = LeaseState.RECEIVING if stage == "receiving" else LeaseState.RESERVED
+            await eventually(lambda: receiver.leases.count(state))
+            receiver.cancel("t")
+            with pytest.raises(TransferFailedError, match="given up"):
+                await push
+        await pair.idle()
+
+
+async def test_waiter_that_goes_away_cancels_the_transfer(make):
+    async with make().running() as pair:
+        waiting = asyncio.create_task(pair.decode.receiver.wait_sealed("t", 10))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        with pytest.raises(RequestCancelledError):
+            await pair.control.reserve("t", 40)
+        await pair.idle()
+
+
+async def test_a_lost_notice_ends_the_request_and_names_what_arrived(make):
+    """F03. Prefill has finished, so decode need not sit out the whole progress timeout."""
+    async with make().running() as pair:
+        pair.prefill.faults.drop_notice.add(3)
+        waiting = asyncio.create_task(pair.decode.receiver.wait_sealed("t", 10))
+        await pair.prefill.run_request("t", pair.target, 40)
+        with pytest.raises(
+            TransferFailedError,
+            match=r"prefill to decode made no progress .* 3 of 4 layers, 3 WRITEs .*expected: 4",
+        ):
+            await waiting
+        assert pair.decode.receiver.leases.counters.expired == 1
+        await pair.idle()
+
+
+async def test_a_silent_prefill_runs_into_the_progress_timeout(make):
+    async with make(prefill={"renew_interval_s": 100}).running() as pair:
+        waiting = asyncio.create_task(pair.decode.receiver.wait_sealed("t", 10))
+        started = time.monotonic()
+        async with pair.prefill.sender.push("t", "t", pair.target, 40):
+            with pytest.raises(TransferFailedError, match=r"no progress for 1\.0 s: 0 of 4 layers"):
+                await waiting
+            assert 0.9 < time.monotonic() - started < 1.5
+            assert pair.decode.pool.num_quarantined == 3
+        await pair.idle()
+
+
+async def test_renewals_keep_a_long_prefill_alive(make):
+    """F39: three times the progress timeout without a WRITE."""
+    leases = LeaseConfig(progress_timeout_s=0.3)
+    async with make(decode={"leases": leases}).running() as pair:
+        waiting = asyncio.create_task(pair.decode.receiver.wait_sealed("t", 10))
+        await pair.prefill.run_request("t", pair.target, 40, pause_s=0.3)
+        await waiting
+        pair.decode.pool.free(pair.decode.receiver.take("t"))
+        assert pair.decode.receiver.leases.counters.expired == 0
+        await pair.idle()
+
+
+async def test_writer_that_could_not_renew_posts_nothing_more(make):
+    """A process that was stopped for long finds its lease lapsed before it writes."""
+    leases = LeaseConfig(progress_timeout_s=0.2, hold_s=0.3)
+    sender = {"renew_interval_s": 100}
+    async with make(decode={"leases": leases}, prefill=sender).running() as pair:
+        with pytest.raises(TransferFailedError, match="layer 0: lease not renewed"):
+            await pair.prefill.run_request("t", pair.target, 40, pause_s=0.4)
+        assert pair.prefill.faults.writes == 0
+        await pair.idle()
+
+
+async def test_a_write_that_hangs_is_given_up_after_the_progress_timeout(make):
+    async with make().running() as pair:
+        pair.prefill.faults.delay[1] = 2.0
+        started = time.monotonic()
+        with pytest.raises(TransferFailedError, match="no WRITE ended"):
+            await pair.prefill.run_request("t", pair.target, 40)
+        assert time.monotonic() - started > 1.9  # the source memory was kept until it ended
+        await pair.idle()
+
+
+async def test_lost_writer_means_quarantine_until_the_hold_time_then_free(make):
+    """F18, seen by decode: the pair stream has ended."""
+    async with make().running() as pair:
+        waiting = asyncio.create_task(pair.decode.receiver.wait_sealed("t", 10))
+        push = pair.prefill.sender.push("t", "t", pair.target, 40)
+        await push.__aenter__()
+        pair.control.error = UnavailableError("cut off")
+        pair.decode.receiver.peer_gone(pair.prefill.descriptor.instance_id)
+        with pytest.raises(UnavailableError, match="was lost"):
+            await waiting
+        await asyncio.sleep(0.2)
+        assert pair.decode.pool.num_quarantined == 3
+        await asyncio.sleep(0.5)
+        assert pair.decode.pool.num_quarantined == 0
+        pair.decode.check()
+        await push.__aexit__(None, None, None)
+
+
+async def test_a_writer_that_comes_back_settles_what_it_owes(make):
+    async with make(decode={"leases": LeaseConfig(hold_s=100)}).running() as pair:
+        async with pair.prefill.sender.push("t", "t", pair.target, 40):
+            pair.control.error = UnavailableError("cut off")
+            pair.decode.receiver.peer_gone(pair.prefill.descriptor.instance_id)
+            pair.prefill.sender.peer_gone(pair.target)
+        assert pair.prefill.sender.unsettled_transfers == 1
+        await asyncio.sleep(0.3)
+        assert pair.decode.pool.num_quarantined == 3
+        pair.control.error = None
+        pair.decode.receiver.peer_arrived(pair.prefill.descriptor)
+        pair.prefill.sender.peer_arrived(pair.target)
+        await pair.idle()
+
+
+async def test_lost_decode_fails_its_pushes_at_once(make):
+    async with make().running() as pair:
+        started = time.monotonic()
+        push = asyncio.create_task(pair.prefill.run_request("t", pair.target, 40, pause_s=0.05))
+        await asyncio.sleep(0.05)
+        pair.prefill.sender.peer_gone(pair.target)
+        with pytest.raises(UnavailableError, match="was lost"):
+            await push
+        assert time.monotonic() - started < 1.0
+        assert not [call for call in pair.control.calls if call[1] == "fail"]
+        pair.prefill.sender.peer_arrived(pair.target)
+        await pair.idle()
+
+
+async def test_an_unreachable_decode_gets_its_settle_later(make):
+    async with make().running() as pair:
+        async with pair.prefill.sender.push("t", "t", pair.target, 40):
+            pair.control.error = UnavailableError("busy")
+        assert pair.decode.pool.num_used == 3
+        pair.control.error = None
+        await pair.idle()
+
+
+async def test_damaged_seal_is_data_loss_and_no_token(make):
+    async with make().running() as pair:
+        pair.prefill.faults.corrupt.add(LAYERS + 1)
+        waiting = asyncio.create_task(pair.decode.receiver.wait_sealed("t", 10))
+        await pair.prefill.run_request("t", pair.target, 40)
+        with pytest.raises(EpdError, match="damaged") as caught:
+            await waiting
+        assert caught.value.code == "DATA_LOSS"
+        await pair.idle()
+
+
+async def test_malformed_and_foreign_notices_are_counted_and_harmless(make):
+    async with make().running() as pair:
+        receiver = pair.decode.receiver
+        spare = pair.prefill.slots.segment
+        here = pair.decode.slots.segment
+        for message in (b"rubbish", b"epd1", b"\xff" * 200):
+            await asyncio.wrap_future(
+                pair.prefill.agent.write(
+                    pair.decode.descriptor.agent_name, [spare], [here], message
+                )
+            )
+        await eventually(lambda: receiver.counters.malformed == 3)
+        await pair.prefill.run_request("t", pair.target, 40)
+        await receiver.wait_sealed("t", 2)
+        pair.decode.pool.free(receiver.take("t"))
+        await pair.idle()
+
+
+async def test_reserve_and_fail_are_idempotent(make):
+    async with make().running() as pair:
+        first = await pair.control.reserve("t", 40)
+        assert await pair.control.reserve("t", 40) == first
+        for _ in range(2):
+            await pair.control.fail("t", TransferFailedError("x"), True)
+        await pair.control.settle(["t", "unheard of"])
+        with pytest.raises(TransferFailedError, match="x"):
+            await pair.control.reserve("t", 40)
+        await pair.idle()
+
+
+async def test_one_peer_cannot_take_more_than_its_share(make):
+    async with make(decode={"num_blocks": 16}).running() as pair:
+        await pair.control.reserve("a", 6 * 16)
+        with pytest.raises(ResourceExhaustedError, match="holds 6 blocks"):
+            await pair.control.reserve("b", 3 * 16)
+        pair.decode.receiver.cancel("a")  # quarantined blocks count as held
+        with pytest.raises(ResourceExhaustedError):
+            await pair.control.reserve("c", 3 * 16)
+        await pair.control.settle(["a"])
+        await pair.control.reserve("d", 8 * 16)
+        await pair.control.fail("d", TransferFailedError("x"), True)
+        await pair.idle()
+
+
+async def test_reserve_waits_for_blocks_in_order_and_is_bounded(make):
+    leases = LeaseConfig(peer_share=1.0)
+    decode = {"num_blocks": 8, "leases": leases, "max_waiting": 2, "reserve_timeout_s": 0.5}
+    async with make(decode=decode).running() as pair:
+        held = pair.decode.pool.allocate(8)
+        large = asyncio.create_task(pair.control.reserve("large", 6 * 16))
+        await asyncio.sleep(0.01)
+        small = asyncio.create_task(pair.control.reserve("small", 16))
+        await asyncio.sleep(0.01)
+        with pytest.raises(ResourceExhaustedError, match="limit is 2"):
+            await pair.control.reserve("third", 16)
+        pair.decode.pool.free(held[:2])
+        await asyncio.sleep(0.1)
+        assert not small.done()  # it would fit, but the large one came first
+        pair.decode.pool.free(held[2:])
+        assert len((await large).block_ids) == 6
+        assert len((await small).block_ids) == 1
+        pair.decode.pool.allocate(1)
+        with pytest.raises(ResourceExhaustedError, match="no KV blocks"):
+            await pair.control.reserve("late", 16)
+        pair.decode.pool.free([7])
+        for transfer_id in ("large", "small"):
+            await pair.control.fail(transfer_id, TransferFailedError("x"), True)
+        await pair.idle()
+
+
+async def test_a_reserve_call_that_goes_away_leaves_the_queue(make):
+    async with make(decode={"num_blocks": 8}).running() as pair:
+        held = pair.decode.pool.allocate(8)
+        waiting = asyncio.create_task(pair.control.reserve("t", 16))
+        await asyncio.sleep(0.01)
+        assert pair.decode.receiver.waiting_reservations == 1
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert pair.decode.receiver.waiting_reservations == 0
+        pair.decode.pool.free(held)
+        await pair.idle()
+
+
+async def test_unpaired_senders_are_refused(make):
+    async with make().running() as pair:
+        with pytest.raises(NotFoundError, match="not paired"):
+            await pair.decode.receiver.reserve("t", "stranger", 16)
+
+
+async def test_one_open_push_per_request(make):
+    async with make().running() as pair:
+        async with pair.prefill.sender.push("r", "t", pair.target, 40):
+            with pytest.raises(DuplicateRequestError):
+                async with pair.prefill.sender.push("r", "t2", pair.target, 40):
+                    pass
+        await pair.idle()
+
+
+async def test_death_of_the_agent_thread_fails_every_open_push(make):
+    async with make(prefill={"drain_timeout_s": 0.2}).running() as pair:
+        deaths = []
+        pair.prefill.agent.on_death(deaths.append)
+        push = asyncio.create_task(pair.prefill.run_request("t", pair.target, 40, pause_s=0.05))
+        await asyncio.sleep(0.05)
+        pair.prefill.faults.die = RuntimeError("segfault, nearly")
+        with pytest.raises(TransferFailedError, match="transfer agent died"):
+            await push
+        assert not pair.prefill.agent.alive
+        await eventually(lambda: deaths)
+        # Whether a WRITE was running is not known any more; with its process gone it is not.
+        pair.decode.receiver.peer_gone(pair.prefill.descriptor.instance_id)
+        await eventually(lambda: pair.decode.pool.num_free == pair.decode.pool.num_blocks)
+        pair.decode.check()
+
+
+async def test_agent_stop_fails_what_is_open(make):
+    async with make(prefill={"agent_config": AgentConfig(poll_s=0.001)}).running() as pair:
+        pair.prefill.faults.delay[1] = 0.3
+        push = asyncio.create_task(pair.prefill.run_request("t", pair.target, 40, pause_s=0.1))
+        await eventually(lambda: pair.prefill.faults.writes)
+        await asyncio.to_thread(pair.prefill.agent.stop)
+        with pytest.raises(TransferFailedError):
+            await push
+        await pair.idle()
