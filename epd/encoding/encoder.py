@@ -77,7 +77,6 @@ class Encoder:
         config: Bounds and sizes; the registered memory is allocated here.
         dtype: Element type of the embeddings.
         threads: Torch threads of the vision half.
-        on_change: Called when load or leases have changed.
         on_fatal: Called when the encoder can never work again.
     """
 
@@ -90,13 +89,12 @@ class Encoder:
         *,
         dtype: str = "float32",
         threads: int = 1,
-        on_change: Callable[[], None] = lambda: None,
         on_fatal: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self._family = family
         self._config = config
         self._dtype = dtype
-        self._on_change = on_change
+        self._watchers: list[Callable[[], None]] = []
         self._buffer = HostBuffer(config.arena_bytes)
         self._cache = EmbeddingCache(
             Arena(config.arena_bytes),
@@ -124,6 +122,10 @@ class Encoder:
     def readable(self) -> bool:
         """Whether a peer may READ some embedding now."""
         return self._leases.readable
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Calls back on the event loop whenever load or leases have changed; must be quick."""
+        self._watchers.append(callback)
 
     async def start(self) -> None:
         """Starts processes and thread. Raises UnavailableError when a process does not come up."""
@@ -180,7 +182,7 @@ class Encoder:
                 unseen = [one.handle_id for one in granted if one.handle_id not in shown]
                 self._leases.release(unseen, settled=True)
                 self._leases.release(shown, settled=False)
-            self._on_change()
+            self._changed()
 
     def renew(self, handle_ids: Iterable[str]) -> list[str]:
         """Starts leases anew; returns the ids that are unknown."""
@@ -189,7 +191,7 @@ class Encoder:
     def release(self, handle_ids: Iterable[str], *, settled: bool) -> list[str]:
         """Gives leases back; returns the ids that are unknown. See EmbeddingLeases.release."""
         unknown = self._leases.release(handle_ids, settled=settled)
-        self._on_change()
+        self._changed()
         return unknown
 
     def embedding(self, handle_id: str) -> torch.Tensor:
@@ -252,7 +254,7 @@ class Encoder:
             raise
         self._queries += len(images)
         self._hits += sum(one.cache_hit for one in granted.values())
-        self._on_change()
+        self._changed()
         return [granted[position] for position in range(len(images))]
 
     def _claim(
@@ -352,7 +354,7 @@ class Encoder:
                 self._cache.withdraw(entry)
             self._cache.discard(entry)
         production.finish(error)
-        self._on_change()
+        self._changed()
 
     def _give_up(self, production: Production) -> None:
         """Fails the waiting calls in time, even when the vision tower hangs with the memory."""
@@ -366,6 +368,10 @@ class Encoder:
             )
             self._abandon(production.entry)
 
+    def _changed(self) -> None:
+        for callback in self._watchers:
+            callback()
+
     def _abandon(self, entry: CacheEntry) -> None:
         task = self._productions[entry].task
         assert task is not None
@@ -375,7 +381,7 @@ class Encoder:
         while True:
             await asyncio.sleep(EXPIRY_PERIOD_S)
             if self._leases.expire():
-                self._on_change()
+                self._changed()
 
 
 def _finished(granted: Sequence[_Granted]) -> "asyncio.Queue[_Granted]":

@@ -80,6 +80,12 @@ METRICS: Mapping[str, MetricSpec] = {
     names.EMBEDDING_TRANSFER_IO: MetricSpec("counter", "By", "Embedding bytes read"),
     names.EMBEDDING_TRANSFER_FAILED: MetricSpec("counter", "{transfer}", "Failed embedding reads"),
     names.ENCODER_FORWARD: MetricSpec("total", "{image}", "Images the vision tower has run on"),
+    names.ENCODER_BATCH: MetricSpec("total", "{batch}", "Forward passes of the vision tower"),
+    names.ENCODER_PATCH: MetricSpec("total", "{patch}", "Patches the vision tower has run on"),
+    names.PREPROCESS_RESTART: MetricSpec(
+        "total", "{process}", "Preprocessing processes that crashed or hung"
+    ),
+    names.EMBEDDING_CACHE_EVICTIONS: MetricSpec("total", "{image}", "Embeddings evicted"),
     names.LEASE_EXPIRED: MetricSpec("total", "{lease}", "Leases that ran out"),
     names.LEASE_UNKNOWN_RENEWAL: MetricSpec("total", "{lease}", "Renewals of unknown leases"),
     names.PREEMPTION: MetricSpec("total", "{request}", "Requests that lost their blocks"),

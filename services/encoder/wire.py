@@ -1,0 +1,90 @@
+"""Messages of EncoderService to the library's dataclasses and back."""
+
+from collections.abc import Sequence
+
+from epd.encoding.encode_events import (
+    EmbeddingHandle,
+    EncodeEvent,
+    ImageInput,
+    ImagePlanned,
+    ImageReady,
+    Stage,
+)
+from epd.errors import InvalidRequestError
+from epd.transfer.base import AgentDescriptor
+from epd.v1 import common_pb2, encoder_pb2
+from epd.wire.timings import timings_to_proto
+from epd.wire.transfer import agent_to_proto, segment_to_proto
+
+
+def images_from_proto(request: encoder_pb2.EncodeRequest) -> list[ImageInput]:
+    """The images of a call; the encoder checks what is in them.
+
+    Raises:
+        InvalidRequestError: two images have the same index, so answers would be ambiguous.
+    """
+    indexes = [image.image_index for image in request.images]
+    if len(set(indexes)) < len(indexes):
+        raise InvalidRequestError(
+            f"image indexes must differ, not {indexes}", field="images.image_index"
+        )
+    return [ImageInput(image.image_index, image.digest, image.data) for image in request.images]
+
+
+class EncodeResponses:
+    """Writes the events of Encode; handles say which process they belong to.
+
+    Args:
+        agent: Transfer endpoint with the embedding memory.
+        address: gRPC address for Renew and Release.
+    """
+
+    def __init__(self, agent: AgentDescriptor, address: str) -> None:
+        self._agent = agent_to_proto(agent)
+        self._address = address
+
+    def to_proto(self, event: EncodeEvent) -> encoder_pb2.EncodeResponse:
+        """The wire form of an event."""
+        if isinstance(event, ImagePlanned):
+            return encoder_pb2.EncodeResponse(planned=self._planned(event))
+        return encoder_pb2.EncodeResponse(ready=_ready(event))
+
+    def _planned(self, event: ImagePlanned) -> encoder_pb2.Planned:
+        plan = event.handle.spec.plan
+        temporal, height, width = plan.grid
+        return encoder_pb2.Planned(
+            image_index=event.image_index,
+            grid=common_pb2.ImageGrid(temporal=temporal, height=height, width=width),
+            anchor_token_id=plan.anchor_token_id,
+            placeholder_ids=plan.placeholder_ids,
+            position_delta=plan.position_delta,
+            handle=self._handle(event.handle),
+            cache_hit=event.cache_hit,
+        )
+
+    def _handle(self, handle: EmbeddingHandle) -> common_pb2.EmbeddingHandle:
+        return common_pb2.EmbeddingHandle(
+            handle_id=handle.handle_id,
+            agent=self._agent,
+            digest=handle.digest,
+            segments=[segment_to_proto(handle.segment)],
+            byte_count=handle.spec.byte_count,
+            shape=handle.spec.shape,
+            dtype=handle.spec.dtype,
+            lease_ms=int(handle.lease_s * 1000),
+            encoder_address=self._address,
+        )
+
+
+def _ready(event: ImageReady) -> encoder_pb2.Ready:
+    return encoder_pb2.Ready(
+        image_index=event.image_index, timings=timings_to_proto(_durations(event.stages))
+    )
+
+
+def _durations(stages: Sequence[Stage]) -> dict[str, int]:
+    """Nanoseconds by stage name; an image waits twice, which adds up."""
+    durations: dict[str, int] = {}
+    for stage in stages:
+        durations[stage.name] = durations.get(stage.name, 0) + stage.end_ns - stage.start_ns
+    return durations
