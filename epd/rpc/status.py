@@ -92,17 +92,29 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> EpdError:
     """What a peer answered, as the error it raised; codes of no EpdError become InternalError."""
     code, message = error.code().name, error.details() or error.code().name
     reason, metadata, retry_after_s, field = _details(error)
+    if reason is None and code == UnavailableError.code:
+        reason = PEER_UNREACHABLE
+    found = error_from_code(code, message, reason, field=field, retry_after_s=retry_after_s)
+    found.metadata = metadata
+    return found
+
+
+def error_from_code(
+    code: str,
+    message: str,
+    reason: str | None,
+    *,
+    field: str = "",
+    retry_after_s: float = 1.0,
+) -> EpdError:
+    """The error of a status code's name; codes of no EpdError become InternalError."""
     if code == InvalidRequestError.code:
-        return InvalidRequestError(message, field=field, reason=reason, metadata=metadata)
+        return InvalidRequestError(message, field=field, reason=reason)
     if code in _RETRYABLE_ERRORS:
-        if reason is None and code == UnavailableError.code:
-            reason = PEER_UNREACHABLE
-        return _RETRYABLE_ERRORS[code](
-            message, reason=reason, metadata=metadata, retry_after_s=retry_after_s
-        )
+        return _RETRYABLE_ERRORS[code](message, reason=reason, retry_after_s=retry_after_s)
     if code in _PLAIN_ERRORS:
-        return _PLAIN_ERRORS[code](message, reason=reason, metadata=metadata)
-    return InternalError(f"{code}: {message}", reason=reason, metadata=metadata)
+        return _PLAIN_ERRORS[code](message, reason=reason)
+    return InternalError(f"{code}: {message}", reason=reason)
 
 
 def root_error(error: BaseException) -> BaseException:

@@ -34,10 +34,11 @@ class ModelParts:
         return min(limit or self.family.context_length, self.family.context_length)
 
     @property
-    def kv_segments(self) -> list[Segment]:
-        """The KV memory, to be registered once."""
+    def kv_memory(self) -> list[tuple[Segment, str]]:
+        """The KV memory with its kind, to be registered once."""
+        kind = "DRAM" if self.runner.kv_cache.tensor.is_cpu else "VRAM"
         return [
-            Segment(region.address, region.length, region.device_id)
+            (Segment(region.address, region.length, region.device_id), kind)
             for region in self.layout.regions
         ]
 

@@ -8,9 +8,11 @@ from epd.transfer.factory import backend_opener
 
 
 def open_endpoint(
-    transport: str, role: str, instance_id: str, memory: Iterable[Segment], memory_kind: str
+    transport: str, role: str, instance_id: str, memory: Iterable[tuple[Segment, str]]
 ) -> TransferAgent:
     """A running agent with all of a process's memory registered. Blocks for a moment.
+
+    ``memory`` comes with its kind, DRAM or VRAM.
 
     Memory registered later would be unknown to peers that already have the descriptor.
 
@@ -21,7 +23,7 @@ def open_endpoint(
     agent = TransferAgent(backend_opener(transport, f"{role}.{instance_id}", instance_id))
     agent.start()
     try:
-        for segment in memory:
+        for segment, memory_kind in memory:
             agent.register(segment, memory_kind)
     except BaseException:
         agent.stop()

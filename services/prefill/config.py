@@ -32,6 +32,12 @@ class PairingConfig:
     pair_wait_s: float = option(
         1.0, help="how long a request waits for its decode worker to be paired", unit="s", minimum=0
     )
+    reserve_timeout_s: float = option(
+        15.0, help="longest wait for blocks on the decode worker", unit="s", minimum=0.1
+    )
+    control_timeout_s: float = option(
+        2.0, help="bound of one control call to a peer (renew, fail, settle)", unit="s", minimum=0.1
+    )
     probe_bytes: int = option(
         4 << 20, help="memory read from each new peer to measure the bandwidth", minimum=4096
     )
@@ -48,12 +54,6 @@ class PrefillConfig(ServerConfig):
     pairing: PairingConfig
     queue_timeout_s: float = option(
         30.0, help="longest wait for a place among the running requests", unit="s", minimum=0
-    )
-    reserve_timeout_s: float = option(
-        15.0, help="longest wait for blocks on the decode worker", unit="s", minimum=0.1
-    )
-    control_timeout_s: float = option(
-        2.0, help="bound of one control call to a peer (renew, fail, settle)", unit="s", minimum=0.1
     )
     embedding_bytes: int = option(
         64 << 20, help="registered memory that embeddings are read into", unit="bytes", minimum=4096

@@ -10,10 +10,13 @@ import grpc
 
 from epd.engine.kv_layout import KvLayout, check_compatible
 from epd.errors import EpdError, LayoutMismatchError, UnavailableError
+from epd.handover.control import PushTarget
 from epd.transfer.base import AgentDescriptor
 from epd.v1 import decode_pb2, decode_pb2_grpc
 from epd.wire.kv_layout import layout_from_proto, layout_to_proto
 from epd.wire.transfer import agent_from_proto, agent_to_proto
+from services.prefill.config import PairingConfig
+from services.prefill.decode_control import GrpcDecodeControl
 
 PairCall: TypeAlias = "grpc.aio.StreamStreamCall[decode_pb2.PairRequest, decode_pb2.PairResponse]"
 
@@ -25,26 +28,21 @@ class DecodePeer:
     """A decode process this one may push to."""
 
     address: str
-    agent: AgentDescriptor
-    layout: KvLayout
-    stub: decode_pb2_grpc.DecodeServiceStub
+    target: PushTarget
 
     @property
     def instance_id(self) -> str:
         """The process start; another one at the same address is another peer."""
-        return self.agent.instance_id
+        return self.target.instance_id
 
 
 @dataclass(frozen=True)
 class PairingTerms:
-    """This side of every pair, and its bounds in seconds."""
+    """This side of every pair."""
 
     agent: AgentDescriptor
     layout: KvLayout
-    heartbeat_s: float
-    silence_s: float
-    backoff_s: float
-    max_backoff_s: float
+    config: PairingConfig
 
 
 class PeerLink:
@@ -73,6 +71,7 @@ class PeerLink:
         self.failure: EpdError = UnavailableError(f"decode worker {address} is not paired yet")
         self._stub = stub
         self._terms = terms
+        self._config = terms.config
         self._join = join
         self._leave = leave
         self._changed = asyncio.Condition()
@@ -96,16 +95,16 @@ class PeerLink:
 
     async def run(self) -> None:
         """Keeps the pair until cancelled."""
-        backoff_s = self._terms.backoff_s
+        backoff_s = self._config.pair_backoff_s
         while True:
             try:
                 await self._pair()
-                backoff_s = self._terms.backoff_s
+                backoff_s = self._config.pair_backoff_s
             except EpdError as error:
                 if (type(error), error.message) != (type(self.failure), self.failure.message):
                     logger.warning("not paired with decode %s: %s", self.address, error.message)
                 await self._set(None, error)
-                backoff_s = min(backoff_s * 2, self._terms.max_backoff_s)
+                backoff_s = min(backoff_s * 2, self._config.pair_max_backoff_s)
             await asyncio.sleep(backoff_s)
 
     async def _pair(self) -> None:
@@ -130,7 +129,7 @@ class PeerLink:
     async def _greet(self, call: PairCall) -> DecodePeer:
         terms = self._terms
         try:
-            async with asyncio.timeout(terms.silence_s):
+            async with asyncio.timeout(self._config.pair_silence_s):
                 await call.write(
                     decode_pb2.PairRequest(
                         agent=agent_to_proto(terms.agent), kv_layout=layout_to_proto(terms.layout)
@@ -139,25 +138,33 @@ class PeerLink:
                 answer = await call.read()
         except TimeoutError:
             raise UnavailableError(
-                f"decode worker {self.address} did not answer the hello in {terms.silence_s} s"
+                f"decode worker {self.address} did not answer the hello in "
+                f"{self._config.pair_silence_s} s"
             ) from None
         if not isinstance(answer, decode_pb2.PairResponse):  # end of stream
             raise UnavailableError(f"decode worker {self.address} ended the pairing")
         layout = layout_from_proto(answer.kv_layout)
         check_compatible(terms.layout, layout)
-        return DecodePeer(self.address, agent_from_proto(answer.agent), layout, self._stub)
+        agent = agent_from_proto(answer.agent)
+        control = GrpcDecodeControl(
+            self._stub,
+            terms.agent.instance_id,
+            reserve_timeout_s=self._config.reserve_timeout_s,
+            control_timeout_s=self._config.control_timeout_s,
+        )
+        return DecodePeer(self.address, PushTarget(agent, layout, control))
 
     async def _converse(self, call: PairCall) -> str:
         """Exchanges heartbeats; returns why that ended."""
         beats = asyncio.create_task(self._beat(call))
         try:
             while True:
-                async with asyncio.timeout(self._terms.silence_s):
+                async with asyncio.timeout(self._config.pair_silence_s):
                     answer = await call.read()
                 if not isinstance(answer, decode_pb2.PairResponse):
                     return "it ended the stream"
         except TimeoutError:
-            return f"silent for {self._terms.silence_s} s"
+            return f"silent for {self._config.pair_silence_s} s"
         except grpc.aio.AioRpcError as error:
             return error.details() or error.code().name
         finally:
@@ -167,7 +174,7 @@ class PeerLink:
     async def _beat(self, call: PairCall) -> None:
         """Sends heartbeats. A stream that takes no more is noticed by the reading side."""
         while True:
-            await asyncio.sleep(self._terms.heartbeat_s)
+            await asyncio.sleep(self._config.pair_heartbeat_s)
             await call.write(decode_pb2.PairRequest())
 
     async def _set(self, peer: DecodePeer | None, failure: EpdError | None) -> None:

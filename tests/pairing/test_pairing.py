@@ -17,6 +17,7 @@ from epd.wire.kv_layout import layout_to_proto
 from epd.wire.transfer import agent_to_proto
 from services.decode import pairing
 from services.prefill import peer_link
+from services.prefill.config import PairingConfig
 from services.prefill.decode_peers import DecodePeers
 
 LAYOUT = KvLayout(
@@ -73,9 +74,14 @@ class PrefillEnd:
     def __init__(self, decodes: str, *, heartbeat_s: float = 0.02, silence_s: float = 1.0) -> None:
         self.log: list[str] = []
         self._channels: list[grpc.aio.Channel] = []
-        self._terms = peer_link.PairingTerms(
-            agent("p1"), LAYOUT, heartbeat_s, silence_s, backoff_s=0.02, max_backoff_s=0.1
+        config = PairingConfig(
+            decodes=(),
+            pair_heartbeat_s=heartbeat_s,
+            pair_silence_s=silence_s,
+            pair_backoff_s=0.02,
+            pair_max_backoff_s=0.1,
         )
+        self._terms = peer_link.PairingTerms(agent("p1"), LAYOUT, config)
         discovery = Discovery([decodes] if decodes else [])
         self.peers = DecodePeers(discovery, self._link, pair_wait_s=1.0)
 
@@ -112,7 +118,7 @@ async def test_a_member_is_paired_ahead_of_traffic() -> None:
     async with decode_end("d1") as (port, end):
         async with PrefillEnd(f"127.0.0.1:{port}") as prefill:
             peer = await prefill.peers.find(f"127.0.0.1:{port}", "d1")
-            assert peer.layout == LAYOUT
+            assert peer.target.layout == LAYOUT
             assert end.pairings.peer("p1") == agent("p1")
             await asyncio.sleep(0.2)
             assert (prefill.log, end.log) == (["+d1"], ["+p1"])

@@ -1,0 +1,41 @@
+"""Work that must be done even when the request it belongs to is cancelled."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+
+class CleanupTasks:
+    """Keeps background tasks alive until they end, and logs those that fail.
+
+    Whoever spawns a task bounds its duration.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts the work."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def drain(self, timeout_s: float) -> None:
+        """Waits for everything that runs, then cancels what is left."""
+        if not self._tasks:
+            return
+        _, left = await asyncio.wait(self._tasks, timeout=timeout_s)
+        for task in left:
+            task.cancel()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("clean-up failed", exc_info=error)

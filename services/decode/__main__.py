@@ -1,0 +1,111 @@
+"""``python -m services.decode``: takes the KV of prompts and draws the tokens after the first."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from epd.engine.async_engine import AsyncEngine
+from epd.engine.engine import Engine
+from epd.handover.leases import LeaseConfig
+from epd.handover.receiver import KvReceiver, ReceiverConfig
+from epd.handover.seal import SealSlots
+from epd.rpc.service import Service, ServiceContext
+from epd.rpc.worker_service import WorkerServicer
+from epd.telemetry.metrics import observe
+from epd.transfer.base import AgentDescriptor
+from epd.v1 import decode_pb2_grpc, worker_pb2_grpc
+from epd.worker.held_parameters import count_held_parameters
+from epd.worker.model_parts import load_model_parts
+from epd.worker.report import follow_kv_events
+from epd.worker.transfer_endpoint import open_endpoint
+from epd.worker.upkeep import Upkeep
+from services.decode.config import DecodeConfig
+from services.decode.pairing import Pairings, PairingTerms
+from services.decode.remote import RemoteDecoding
+from services.decode.report import DecodeReport
+from services.decode.servicer import DecodeServicer
+
+
+@asynccontextmanager
+async def application(config: DecodeConfig, context: ServiceContext) -> AsyncIterator[None]:
+    """Load, register, start the threads, add the servicers; the reverse at the end."""
+    parts = await asyncio.to_thread(load_model_parts, config.language)
+    slots = SealSlots(config.receive.max_transfers)
+    agent = await asyncio.to_thread(
+        open_endpoint,
+        config.language.transport,
+        context.role,
+        context.instance_id,
+        [*parts.kv_memory, (slots.segment, "DRAM")],
+    )
+    engine = AsyncEngine(Engine(parts.runner, parts.pool, parts.engine_config))
+    descriptor = await asyncio.to_thread(agent.descriptor)
+    receiver = KvReceiver(parts.pool, parts.layout, agent, slots, _receiver_config(config))
+
+    async def join(peer: AgentDescriptor) -> None:
+        await asyncio.wrap_future(agent.connect(peer))
+        receiver.peer_arrived(peer)
+
+    async def leave(peer: AgentDescriptor) -> None:
+        receiver.peer_gone(peer.instance_id)
+        await asyncio.wrap_future(agent.disconnect(peer.agent_name))
+
+    receive = config.receive
+    pairings = Pairings(
+        PairingTerms(descriptor, parts.layout, receive.pair_heartbeat_s, receive.pair_silence_s),
+        join,
+        leave,
+    )
+    remote = RemoteDecoding(
+        engine,
+        receiver,
+        context.telemetry.tracer,
+        kv_wait_s=receive.kv_wait_s,
+        max_buffered_tokens=config.stream_buffer_tokens,
+    )
+    report = DecodeReport(config, context, parts, descriptor, engine.engine, receiver)
+    try:
+        async with Upkeep(context.server) as upkeep:
+            agent.on_death(upkeep.thread_death("the transfer agent"))
+            engine.engine.on_fatal(upkeep.thread_death("the engine"))
+            engine.start()
+            upkeep.run("the KV receiver", receiver.run())
+            observe(context.telemetry.meter, report.readings(count_held_parameters()))
+            worker = WorkerServicer(
+                report.info,
+                report.load,
+                heartbeat_s=config.heartbeat_s,
+                kv_events=lambda: follow_kv_events(parts.pool, context.instance_id),
+            )
+            worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, context.server.handlers)
+            decode_pb2_grpc.add_DecodeServiceServicer_to_server(
+                DecodeServicer(pairings, receiver, remote, None), context.server.handlers
+            )
+            yield
+    finally:
+        await engine.stop()
+        await asyncio.to_thread(agent.stop)
+
+
+def _receiver_config(config: DecodeConfig) -> ReceiverConfig:
+    receive = config.receive
+    return ReceiverConfig(
+        leases=LeaseConfig(
+            progress_timeout_s=receive.progress_timeout_s,
+            hold_s=receive.quarantine_hold_s,
+            peer_share=receive.peer_share,
+        ),
+        max_waiting=receive.max_reserve_waiting,
+        reserve_timeout_s=receive.reserve_wait_s,
+    )
+
+
+SERVICE = Service(
+    role="decode",
+    config_class=DecodeConfig,
+    service_names=("epd.v1.DecodeService", "epd.v1.WorkerService"),
+    application=application,
+)
+
+if __name__ == "__main__":
+    SERVICE.main()

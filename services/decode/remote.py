@@ -1,0 +1,105 @@
+"""Requests whose KV a prefill worker pushes here."""
+
+import asyncio
+from contextlib import aclosing
+
+from opentelemetry.trace import Tracer
+
+from epd.engine.async_engine import AsyncEngine
+from epd.engine.block_hashes import block_hashes
+from epd.engine.requests import Admitted, EngineRequest, Failed, RequestMode
+from epd.errors import DuplicateRequestError, EpdError
+from epd.handover.receiver import KvReceiver, SealedTransfer
+from epd.telemetry import semconv
+from epd.worker.stages import Stages
+from services.decode.answer import Emit, PromptFacts, send_answer
+from services.decode.request import DecodeJob
+
+
+class RemoteDecoding:
+    """Waits for the seal, then decodes. May be called before or after the transfer's Reserve.
+
+    Args:
+        engine: Draws the tokens.
+        receiver: Takes the KV in.
+        tracer: The service's.
+        kv_wait_s: Longest wait for the seal.
+        max_buffered_tokens: Tokens held for a slow reader.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        receiver: KvReceiver,
+        tracer: Tracer,
+        *,
+        kv_wait_s: float,
+        max_buffered_tokens: int,
+    ) -> None:
+        self._engine = engine
+        self._receiver = receiver
+        self._tracer = tracer
+        self._kv_wait_s = kv_wait_s
+        self._max_buffered_tokens = max_buffered_tokens
+        self._live: set[str] = set()
+
+    async def run(self, job: DecodeJob, transfer_id: str, emit: Emit) -> None:
+        """One request. Cancelling it leaves a tombstone for the transfer, or ends the decode.
+
+        Raises:
+            DuplicateRequestError: the transfer is being decoded already.
+            EpdError: why the KV did not come, or why the engine gave up.
+        """
+        if transfer_id in self._live:
+            raise DuplicateRequestError(f"transfer {transfer_id} is being decoded already")
+        self._live.add(transfer_id)
+        try:
+            await self._run(job, transfer_id, emit)
+        finally:
+            self._live.discard(transfer_id)
+
+    async def _run(self, job: DecodeJob, transfer_id: str, emit: Emit) -> None:
+        stages = Stages(self._tracer)
+        with stages.stage(semconv.SPAN_KV_WAIT) as attributes:
+            attributes[semconv.EPD_TRANSFER_ID] = transfer_id
+            hashes = await asyncio.to_thread(self._prefix_hashes, job)
+            sealed = await self._receiver.wait_sealed(transfer_id, self._kv_wait_s, hashes)
+            attributes[semconv.EPD_TRANSFER_BYTES] = sealed.byte_count
+        block_size = self._engine.engine.pool.block_size
+        facts = PromptFacts(
+            job.prompt_tokens,
+            sum(image.length for image in job.images),
+            sealed.cached_block_count * block_size,
+        )
+        events = self._engine.generate(self._take(job, transfer_id, sealed))
+        async with aclosing(events):
+            try:
+                # Submits, with nothing awaited since the blocks were taken: no cancel in between
+                # can leave them without an owner.
+                first = await anext(events)
+            except EpdError:
+                self._engine.engine.pool.free(sealed.block_ids)
+                raise
+            if isinstance(first, Failed):
+                raise first.error
+            assert isinstance(first, Admitted)
+            await send_answer(events, first, facts, stages, emit, self._max_buffered_tokens)
+
+    def _take(self, job: DecodeJob, transfer_id: str, sealed: SealedTransfer) -> EngineRequest:
+        return EngineRequest(
+            request_id=transfer_id,
+            token_ids=job.token_ids,
+            sampling=job.sampling,
+            mode=RequestMode.PREFILLED,
+            emitted_count=job.emitted_count,
+            images=job.images,
+            position_delta=job.position_delta,
+            block_ids=self._receiver.take(transfer_id),
+            first_token=sealed.first_token,
+        )
+
+    def _prefix_hashes(self, job: DecodeJob) -> list[bytes]:
+        pool = self._engine.engine.pool
+        if not pool.enable_prefix_cache:
+            return []
+        return block_hashes(job.token_ids, job.images, pool.block_size)

@@ -1,0 +1,70 @@
+"""What a decode worker tells about itself."""
+
+from collections.abc import Callable
+
+from epd.engine.engine import Engine
+from epd.handover.lease import LeaseState
+from epd.handover.receiver import KvReceiver
+from epd.rpc.service import ServiceContext
+from epd.telemetry import semconv as names
+from epd.transfer.base import AgentDescriptor
+from epd.v1 import worker_pb2
+from epd.worker.model_parts import ModelParts
+from epd.worker.report import block_load, engine_readings, language_info
+from services.decode.config import DecodeConfig
+
+
+class DecodeReport:
+    """Answers of WorkerService and readings of the gauges, from live objects."""
+
+    def __init__(
+        self,
+        config: DecodeConfig,
+        context: ServiceContext,
+        parts: ModelParts,
+        agent: AgentDescriptor,
+        engine: Engine,
+        receiver: KvReceiver,
+    ) -> None:
+        self._config = config
+        self._context = context
+        self._parts = parts
+        self._agent = agent
+        self._engine = engine
+        self._receiver = receiver
+
+    def info(self) -> worker_pb2.GetInfoResponse:
+        """The answer of GetInfo."""
+        info = language_info(self._parts, self._agent, self._config.language.served_name)
+        info.role = worker_pb2.WORKER_ROLE_DECODE
+        info.metrics_address = self._context.telemetry.metrics_address
+        info.unified = self._config.unified
+        return info
+
+    def load(self) -> worker_pb2.WatchLoadResponse:
+        """The load now."""
+        load = block_load(self._engine.stats())
+        load.instance_id = self._agent.instance_id
+        load.waiting_requests += self._receiver.waiting_reservations
+        load.open_transfers = self._open_transfers()
+        load.draining = self._context.server.draining
+        return load
+
+    def readings(self, parameter_count: int) -> dict[str, Callable[[], float]]:
+        """Gauges and totals by metric name."""
+        leases = self._receiver.leases
+        return {
+            **engine_readings(self._engine.stats, parameter_count),
+            names.REQUEST_WAITING: self._waiting,
+            names.DISAGG_DECODE_QUEUE_SIZE: self._waiting,
+            names.TRANSFER_OPEN: self._open_transfers,
+            names.LEASE_EXPIRED: lambda: leases.counters.expired,
+            names.LEASE_UNKNOWN_RENEWAL: lambda: leases.counters.unknown_renewals,
+        }
+
+    def _waiting(self) -> int:
+        return self._engine.stats().waiting_requests + self._receiver.waiting_reservations
+
+    def _open_transfers(self) -> int:
+        states = (LeaseState.RESERVED, LeaseState.RECEIVING, LeaseState.SEALED)
+        return sum(self._receiver.leases.count(state) for state in states)

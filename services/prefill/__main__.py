@@ -1,0 +1,133 @@
+"""``python -m services.prefill``: computes the KV of prompts and pushes it to decode workers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from epd.cleanup import CleanupTasks
+from epd.engine.async_engine import AsyncEngine
+from epd.engine.engine import Engine
+from epd.handover.embedding_memory import EmbeddingMemory
+from epd.handover.embedding_reader import EmbeddingReader
+from epd.handover.seal import SealSlots
+from epd.handover.sender import KvSender, SenderConfig
+from epd.rpc.channels import ChannelPool
+from epd.rpc.discovery import Discovery
+from epd.rpc.service import Service, ServiceContext
+from epd.rpc.worker_service import WorkerServicer
+from epd.telemetry.metrics import observe
+from epd.transfer.buffer import HostBuffer
+from epd.v1 import decode_pb2_grpc, encoder_pb2_grpc, prefill_pb2_grpc, worker_pb2_grpc
+from epd.worker.held_parameters import count_held_parameters
+from epd.worker.model_parts import load_model_parts
+from epd.worker.report import follow_kv_events
+from epd.worker.transfer_endpoint import open_endpoint
+from epd.worker.upkeep import Upkeep
+from services.prefill.admission import Admission
+from services.prefill.computation import Computation
+from services.prefill.config import PrefillConfig
+from services.prefill.decode_peers import DecodePeers
+from services.prefill.embeddings import Embeddings
+from services.prefill.encoder_control import GrpcEncoderControl
+from services.prefill.metrics import PrefillMetrics
+from services.prefill.peer_link import PairingTerms, PeerLink
+from services.prefill.pipeline import PrefillPipeline
+from services.prefill.push_peers import PushPeers
+from services.prefill.report import PrefillReport
+from services.prefill.servicer import PrefillServicer
+
+
+@asynccontextmanager
+async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIterator[None]:
+    """Load, register, start the threads, pair, add the servicers; the reverse at the end."""
+    language, pairing = config.language, config.pairing
+    parts = await asyncio.to_thread(load_model_parts, language)
+    memory = EmbeddingMemory(config.embedding_bytes, language.max_running, config.embedding_wait_s)
+    slots = SealSlots(2 * language.max_running)  # some wait for their last WRITE to end
+    scratch = HostBuffer(pairing.probe_bytes)
+    agent = await asyncio.to_thread(
+        open_endpoint,
+        language.transport,
+        context.role,
+        context.instance_id,
+        [
+            *parts.kv_memory,
+            *((one, "DRAM") for one in (memory.segment, slots.segment, scratch.segment)),
+        ],
+    )
+    descriptor = await asyncio.to_thread(agent.descriptor)
+    sender = KvSender(agent, parts.layout, slots, _sender_config(config))
+    engine = AsyncEngine(Engine(parts.runner, parts.pool, parts.engine_config, sender.on_layer))
+    channels = ChannelPool(context.telemetry)
+    cleanup = CleanupTasks()
+    metrics = PrefillMetrics(context.telemetry.meter)
+
+    def encoder_control(address: str) -> GrpcEncoderControl:
+        stub = encoder_pb2_grpc.EncoderServiceStub(channels.get(address))
+        return GrpcEncoderControl(stub, pairing.control_timeout_s)
+
+    push_peers = PushPeers(agent, sender, scratch.segment, pairing.expect_rdma)
+    terms = PairingTerms(descriptor, parts.layout, pairing)
+
+    def link(address: str) -> PeerLink:
+        stub = decode_pb2_grpc.DecodeServiceStub(channels.get(address))
+        return PeerLink(address, stub, terms, push_peers.join, push_peers.leave)
+
+    discovery = Discovery(pairing.decodes, period_s=pairing.discovery_period_s)
+    peers = DecodePeers(discovery, link, pairing.pair_wait_s)
+    embeddings = Embeddings(
+        EmbeddingReader(agent, memory, encoder_control, pairing.control_timeout_s),
+        encoder_control,
+        pairing.control_timeout_s,
+        cleanup,
+        metrics.embeddings,
+    )
+    admission = Admission(language.max_running, language.max_waiting, config.queue_timeout_s)
+    pipeline = PrefillPipeline(
+        admission, peers, embeddings, Computation(engine, embeddings), sender, metrics
+    )
+    report = PrefillReport(
+        config, context, parts, descriptor, engine.engine, admission, memory, sender
+    )
+    try:
+        async with Upkeep(context.server) as upkeep:
+            agent.on_death(upkeep.thread_death("the transfer agent"))
+            engine.engine.on_fatal(upkeep.thread_death("the engine"))
+            engine.start()
+            upkeep.run("the KV sender", sender.run())
+            upkeep.run("pairing", peers.run())
+            observe(context.telemetry.meter, report.readings(count_held_parameters()))
+            worker = WorkerServicer(
+                report.info,
+                report.load,
+                heartbeat_s=config.heartbeat_s,
+                kv_events=lambda: follow_kv_events(parts.pool, context.instance_id),
+            )
+            handlers = context.server.handlers
+            worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, handlers)
+            servicer = PrefillServicer(pipeline, context.telemetry.tracer)
+            prefill_pb2_grpc.add_PrefillServiceServicer_to_server(servicer, handlers)
+            yield
+    finally:
+        await cleanup.drain(pairing.control_timeout_s)
+        await engine.stop()
+        await asyncio.to_thread(agent.stop)
+        await channels.close_all()
+
+
+def _sender_config(config: PrefillConfig) -> SenderConfig:
+    return SenderConfig(
+        reserve_timeout_s=config.pairing.reserve_timeout_s,
+        control_timeout_s=config.pairing.control_timeout_s,
+    )
+
+
+SERVICE = Service(
+    role="prefill",
+    config_class=PrefillConfig,
+    service_names=("epd.v1.PrefillService", "epd.v1.WorkerService"),
+    application=application,
+)
+
+if __name__ == "__main__":
+    SERVICE.main()

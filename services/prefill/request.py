@@ -1,0 +1,71 @@
+"""What a Prefill call asks for, checked."""
+
+from dataclasses import dataclass
+
+from epd.engine.requests import PromptImage
+from epd.errors import InvalidRequestError
+from epd.handover.embedding_handle import EmbeddingHandle
+from epd.sampling import SamplingParams
+from epd.v1 import prefill_pb2
+from epd.wire.embedding import handle_from_proto
+from epd.wire.prompt import (
+    check_image_runs,
+    checked_digest,
+    checked_token_ids,
+    checked_transfer_id,
+    grid_from_proto,
+)
+from epd.wire.sampling import sampling_from_proto
+
+
+@dataclass(frozen=True)
+class PrefillJob:
+    """A prompt to compute and the decode process its KV goes to.
+
+    ``handles`` pair up with ``images``.
+    """
+
+    request_id: str
+    transfer_id: str
+    token_ids: tuple[int, ...]
+    emitted_count: int
+    images: tuple[PromptImage, ...]
+    handles: tuple[EmbeddingHandle, ...]
+    position_delta: int
+    sampling: SamplingParams
+    decode_address: str
+    decode_instance_id: str
+
+
+def job_from_proto(request: prefill_pb2.PrefillRequest) -> PrefillJob:
+    """The checked request.
+
+    Raises:
+        InvalidRequestError: a field has no valid value.
+    """
+    token_ids = checked_token_ids(request.token_ids, request.emitted_count)
+    if not request.decode.address:
+        raise InvalidRequestError("no decode worker is named", field="decode.address")
+    images = tuple(_image(image, index) for index, image in enumerate(request.images))
+    check_image_runs(images, len(token_ids))
+    return PrefillJob(
+        request_id=request.request_id,
+        transfer_id=checked_transfer_id(request.transfer_id),
+        token_ids=token_ids,
+        emitted_count=request.emitted_count,
+        images=images,
+        handles=tuple(handle_from_proto(image.handle) for image in request.images),
+        position_delta=request.position_delta,
+        sampling=sampling_from_proto(request.sampling),
+        decode_address=request.decode.address,
+        decode_instance_id=request.decode.instance_id,
+    )
+
+
+def _image(message: prefill_pb2.PromptImage, index: int) -> PromptImage:
+    return PromptImage(
+        offset=message.offset,
+        length=message.length,
+        digest=checked_digest(message.digest, f"images[{index}].digest"),
+        grid=grid_from_proto(message.grid),
+    )
