@@ -36,6 +36,7 @@ class LanguageConfig:
     max_context: int = option(
         0, help="most tokens of prompt and output; 0 takes the model's", minimum=0
     )
+    native: bool = option(True, help="native CPU kernels where they fit model and machine")
     prefix_cache: bool = option(True, help="keep finished KV blocks findable by content")
     transport: Literal["nixl", "local"] = option("nixl", help="transfer backend")
 
@@ -62,4 +63,5 @@ class LanguageConfig:
             dtype=self.dtype,
             device=self.device,
             threads=self.threads,
+            native=self.native,
         )

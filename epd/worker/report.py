@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from epd.engine.block_pool import BlockPool
+from epd.engine.engine import Engine
 from epd.engine.kv_events import KvEvent
 from epd.engine.requests import EngineStats
 from epd.telemetry import semconv as names
@@ -11,25 +12,24 @@ from epd.transfer.base import AgentDescriptor
 from epd.v1 import worker_pb2
 from epd.wire.kv_layout import layout_to_proto
 from epd.wire.transfer import agent_to_proto
-from epd.worker.model_parts import ModelParts
 
 #: Look at the prefix cache this often for followers; nobody waits for these events.
 KV_EVENTS_PERIOD_S = 0.1
 
 
 def language_info(
-    parts: ModelParts, agent: AgentDescriptor, model_name: str
+    engine: Engine, agent: AgentDescriptor, model_name: str
 ) -> worker_pb2.GetInfoResponse:
     """The part of GetInfo that both language roles share."""
     return worker_pb2.GetInfoResponse(
         instance_id=agent.instance_id,
         model_name=model_name,
-        model_digest=parts.layout.model_digest,
-        processor_digest=parts.family.processor_digest,
-        context_length=parts.context_length,
-        kv_layout=layout_to_proto(parts.layout),
+        model_digest=engine.kv_cache.layout.model_digest,
+        processor_digest=engine.family.processor_digest,
+        context_length=engine.max_context,
+        kv_layout=layout_to_proto(engine.kv_cache.layout),
         agent=agent_to_proto(agent),
-        accepts_images=parts.family.accepts_images,
+        accepts_images=engine.family.accepts_images,
     )
 
 

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from epd.engine.async_engine import AsyncEngine
-from epd.engine.engine import Engine
 from epd.handover.leases import LeaseConfig
 from epd.handover.receiver import KvReceiver, ReceiverConfig
 from epd.handover.seal import SealSlots
@@ -15,7 +14,7 @@ from epd.telemetry.metrics import observe
 from epd.transfer.base import AgentDescriptor
 from epd.v1 import decode_pb2_grpc, worker_pb2_grpc
 from epd.worker.held_parameters import count_held_parameters
-from epd.worker.model_parts import load_model_parts
+from epd.worker.language_engine import kv_memory, load_language_engine
 from epd.worker.report import follow_kv_events
 from epd.worker.transfer_endpoint import open_endpoint
 from epd.worker.upkeep import Upkeep
@@ -29,18 +28,18 @@ from services.decode.servicer import DecodeServicer
 @asynccontextmanager
 async def application(config: DecodeConfig, context: ServiceContext) -> AsyncIterator[None]:
     """Load, register, start the threads, add the servicers; the reverse at the end."""
-    parts = await asyncio.to_thread(load_model_parts, config.language)
+    loaded = await asyncio.to_thread(load_language_engine, config.language)
+    engine, pool, layout = AsyncEngine(loaded), loaded.pool, loaded.kv_cache.layout
     slots = SealSlots(config.receive.max_transfers)
     agent = await asyncio.to_thread(
         open_endpoint,
         config.language.transport,
         context.role,
         context.instance_id,
-        [*parts.kv_memory, (slots.segment, "DRAM")],
+        [*kv_memory(loaded), (slots.segment, "DRAM")],
     )
-    engine = AsyncEngine(Engine(parts.runner, parts.pool, parts.engine_config))
     descriptor = await asyncio.to_thread(agent.descriptor)
-    receiver = KvReceiver(parts.pool, parts.layout, agent, slots, _receiver_config(config))
+    receiver = KvReceiver(pool, layout, agent, slots, _receiver_config(config))
 
     async def join(peer: AgentDescriptor) -> None:
         await asyncio.wrap_future(agent.connect(peer))
@@ -52,7 +51,7 @@ async def application(config: DecodeConfig, context: ServiceContext) -> AsyncIte
 
     receive = config.receive
     pairings = Pairings(
-        PairingTerms(descriptor, parts.layout, receive.pair_heartbeat_s, receive.pair_silence_s),
+        PairingTerms(descriptor, layout, receive.pair_heartbeat_s, receive.pair_silence_s),
         join,
         leave,
     )
@@ -63,11 +62,11 @@ async def application(config: DecodeConfig, context: ServiceContext) -> AsyncIte
         kv_wait_s=receive.kv_wait_s,
         max_buffered_tokens=config.stream_buffer_tokens,
     )
-    report = DecodeReport(config, context, parts, descriptor, engine.engine, receiver)
+    report = DecodeReport(config, context, descriptor, loaded, receiver)
     try:
         async with Upkeep(context.server) as upkeep:
             agent.on_death(upkeep.thread_death("the transfer agent"))
-            engine.engine.on_fatal(upkeep.thread_death("the engine"))
+            loaded.on_fatal(upkeep.thread_death("the engine"))
             engine.start()
             upkeep.run("the KV receiver", receiver.run())
             observe(context.telemetry.meter, report.readings(count_held_parameters()))
@@ -75,7 +74,7 @@ async def application(config: DecodeConfig, context: ServiceContext) -> AsyncIte
                 report.info,
                 report.load,
                 heartbeat_s=config.heartbeat_s,
-                kv_events=lambda: follow_kv_events(parts.pool, context.instance_id),
+                kv_events=lambda: follow_kv_events(pool, context.instance_id),
             )
             worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, context.server.handlers)
             decode_pb2_grpc.add_DecodeServiceServicer_to_server(

@@ -9,7 +9,6 @@ from epd.rpc.service import ServiceContext
 from epd.telemetry import semconv as names
 from epd.transfer.base import AgentDescriptor
 from epd.v1 import worker_pb2
-from epd.worker.model_parts import ModelParts
 from epd.worker.report import block_load, engine_readings, language_info
 from services.decode.config import DecodeConfig
 
@@ -21,21 +20,19 @@ class DecodeReport:
         self,
         config: DecodeConfig,
         context: ServiceContext,
-        parts: ModelParts,
         agent: AgentDescriptor,
         engine: Engine,
         receiver: KvReceiver,
     ) -> None:
         self._config = config
         self._context = context
-        self._parts = parts
         self._agent = agent
         self._engine = engine
         self._receiver = receiver
 
     def info(self) -> worker_pb2.GetInfoResponse:
         """The answer of GetInfo."""
-        info = language_info(self._parts, self._agent, self._config.language.served_name)
+        info = language_info(self._engine, self._agent, self._config.language.served_name)
         info.role = worker_pb2.WORKER_ROLE_DECODE
         info.metrics_address = self._context.telemetry.metrics_address
         info.unified = self._config.unified

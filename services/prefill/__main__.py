@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 
 from epd.cleanup import CleanupTasks
 from epd.engine.async_engine import AsyncEngine
-from epd.engine.engine import Engine
 from epd.handover.embedding_memory import EmbeddingMemory
 from epd.handover.embedding_reader import EmbeddingReader
 from epd.handover.seal import SealSlots
@@ -19,7 +18,7 @@ from epd.telemetry.metrics import observe
 from epd.transfer.buffer import HostBuffer
 from epd.v1 import decode_pb2_grpc, encoder_pb2_grpc, prefill_pb2_grpc, worker_pb2_grpc
 from epd.worker.held_parameters import count_held_parameters
-from epd.worker.model_parts import load_model_parts
+from epd.worker.language_engine import kv_memory, load_language_engine
 from epd.worker.report import follow_kv_events
 from epd.worker.transfer_endpoint import open_endpoint
 from epd.worker.upkeep import Upkeep
@@ -41,7 +40,13 @@ from services.prefill.servicer import PrefillServicer
 async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIterator[None]:
     """Load, register, start the threads, pair, add the servicers; the reverse at the end."""
     language, pairing = config.language, config.pairing
-    parts = await asyncio.to_thread(load_model_parts, language)
+    loaded = await asyncio.to_thread(
+        # The sender needs the engine's memory first; no layer is computed before it exists.
+        load_language_engine,
+        language,
+        lambda layer, progress: sender.on_layer(layer, progress),
+    )
+    engine, layout = AsyncEngine(loaded), loaded.kv_cache.layout
     memory = EmbeddingMemory(config.embedding_bytes, language.max_running, config.embedding_wait_s)
     slots = SealSlots(2 * language.max_running)  # some wait for their last WRITE to end
     scratch = HostBuffer(pairing.probe_bytes)
@@ -51,13 +56,12 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
         context.role,
         context.instance_id,
         [
-            *parts.kv_memory,
+            *kv_memory(loaded),
             *((one, "DRAM") for one in (memory.segment, slots.segment, scratch.segment)),
         ],
     )
     descriptor = await asyncio.to_thread(agent.descriptor)
-    sender = KvSender(agent, parts.layout, slots, _sender_config(config))
-    engine = AsyncEngine(Engine(parts.runner, parts.pool, parts.engine_config, sender.on_layer))
+    sender = KvSender(agent, layout, slots, _sender_config(config))
     channels = ChannelPool(context.telemetry)
     cleanup = CleanupTasks()
     metrics = PrefillMetrics(context.telemetry.meter)
@@ -67,7 +71,7 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
         return GrpcEncoderControl(stub, pairing.control_timeout_s)
 
     push_peers = PushPeers(agent, sender, scratch.segment, pairing.expect_rdma)
-    terms = PairingTerms(descriptor, parts.layout, pairing)
+    terms = PairingTerms(descriptor, layout, pairing)
 
     def link(address: str) -> PeerLink:
         stub = decode_pb2_grpc.DecodeServiceStub(channels.get(address))
@@ -86,13 +90,11 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
     pipeline = PrefillPipeline(
         admission, peers, embeddings, Computation(engine, embeddings), sender, metrics
     )
-    report = PrefillReport(
-        config, context, parts, descriptor, engine.engine, admission, memory, sender
-    )
+    report = PrefillReport(config, context, descriptor, loaded, admission, memory, sender)
     try:
         async with Upkeep(context.server) as upkeep:
             agent.on_death(upkeep.thread_death("the transfer agent"))
-            engine.engine.on_fatal(upkeep.thread_death("the engine"))
+            loaded.on_fatal(upkeep.thread_death("the engine"))
             engine.start()
             upkeep.run("the KV sender", sender.run())
             upkeep.run("pairing", peers.run())
@@ -101,7 +103,7 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
                 report.info,
                 report.load,
                 heartbeat_s=config.heartbeat_s,
-                kv_events=lambda: follow_kv_events(parts.pool, context.instance_id),
+                kv_events=lambda: follow_kv_events(loaded.pool, context.instance_id),
             )
             handlers = context.server.handlers
             worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, handlers)

@@ -9,7 +9,6 @@ from epd.rpc.service import ServiceContext
 from epd.telemetry import semconv as names
 from epd.transfer.base import AgentDescriptor
 from epd.v1 import worker_pb2
-from epd.worker.model_parts import ModelParts
 from epd.worker.report import block_load, engine_readings, language_info
 from services.prefill.admission import Admission
 from services.prefill.config import PrefillConfig
@@ -22,7 +21,6 @@ class PrefillReport:
         self,
         config: PrefillConfig,
         context: ServiceContext,
-        parts: ModelParts,
         agent: AgentDescriptor,
         engine: Engine,
         admission: Admission,
@@ -31,7 +29,6 @@ class PrefillReport:
     ) -> None:
         self._config = config
         self._context = context
-        self._parts = parts
         self._agent = agent
         self._engine = engine
         self._admission = admission
@@ -40,7 +37,7 @@ class PrefillReport:
 
     def info(self) -> worker_pb2.GetInfoResponse:
         """The answer of GetInfo."""
-        info = language_info(self._parts, self._agent, self._config.language.served_name)
+        info = language_info(self._engine, self._agent, self._config.language.served_name)
         info.role = worker_pb2.WORKER_ROLE_PREFILL
         info.metrics_address = self._context.telemetry.metrics_address
         return info

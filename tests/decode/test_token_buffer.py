@@ -10,7 +10,7 @@ from epd.errors import ResourceExhaustedError
 from epd.sampling import FinishReason
 from services.decode.token_buffer import TokenBuffer
 
-END = Finished(FinishReason.LENGTH, 5, 0, 0)
+END = Finished(FinishReason.LENGTH, 5, 0, 0, 0)
 
 
 class Source:

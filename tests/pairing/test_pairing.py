@@ -110,7 +110,7 @@ class PrefillEnd:
 
 async def until(log: list[str], wanted: str) -> None:
     async with asyncio.timeout(5):
-        while wanted not in log:  # noqa: ASYNC110
+        while wanted not in log:
             await asyncio.sleep(0.01)
 
 
