@@ -37,18 +37,8 @@ class Side:
     def __init__(self, transport, name, num_blocks, fabric, shape=SHAPE, agent_config=None):
         self.faults = Faults()
         self.pool = BlockPool(num_blocks, shape.block_size)
-        per_layer = num_blocks * shape.block_bytes
-        self.memory = HostBuffer(shape.layer_count * per_layer)
-        region = KvRegion(
-            0,
-            shape.layer_count,
-            self.memory.address,
-            shape.layer_count * per_layer,
-            0,
-            per_layer,
-            shape.block_bytes,
-        )
-        self.layout = dataclasses.replace(shape, regions=(region,))
+        self.memory = HostBuffer(shape.layer_count * num_blocks * shape.block_bytes)
+        self.layout = self.layout_at(self.memory.address, num_blocks, shape)
         self.slots = SealSlots(64)
         self.agent = open_agent(
             transport, name, fabric, agent_config, lambda inner: FaultyBackend(inner, self.faults)
@@ -56,6 +46,14 @@ class Side:
         self.agent.register(self.memory.segment)
         self.agent.register(self.slots.segment)
         self.descriptor = self.agent.descriptor()
+
+    @staticmethod
+    def layout_at(address, num_blocks, shape=SHAPE):
+        """The layout of ``num_blocks`` blocks in one region at an address."""
+        per_layer = num_blocks * shape.block_bytes
+        length = shape.layer_count * per_layer
+        region = KvRegion(0, shape.layer_count, address, length, 0, per_layer, shape.block_bytes)
+        return dataclasses.replace(shape, regions=(region,))
 
     def block(self, layer, block):
         """The bytes of a block of a layer."""

@@ -1,0 +1,101 @@
+"""Block lists become descriptors: as few as possible, and every byte exactly once."""
+
+import dataclasses
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epd.engine.kv_layout import KvLayout, KvRegion
+from epd.handover.block_runs import BlockRun, block_runs, block_slices, run_segments
+from epd.handover.push_timing import exposed_ns, hidden_ns
+
+SHAPE = KvLayout("m", 4, 8, 4, "float32", 2)
+
+
+def laid_out(shape, address=0, num_blocks=16, first_layers=(0,), padding=0):
+    """``shape`` with regions that begin at the given layers."""
+    stride = shape.block_bytes + padding
+    bounds = [*first_layers, shape.layer_count]
+    regions = tuple(
+        KvRegion(
+            first,
+            bounds[n + 1] - first,
+            address + n * 10**6,
+            (bounds[n + 1] - first) * num_blocks * stride,
+            n,
+            num_blocks * stride,
+            stride,
+        )
+        for n, first in enumerate(first_layers)
+    )
+    return dataclasses.replace(shape, regions=regions)
+
+
+def test_runs_join_only_where_both_sides_are_neighbours():
+    assert block_runs([3, 4, 5, 9, 10], [7, 8, 2, 3, 4]) == [
+        BlockRun(3, 7, 2),
+        BlockRun(5, 2, 1),
+        BlockRun(9, 3, 2),
+    ]
+    assert block_runs([], []) == []
+
+
+@given(st.permutations(range(12)), st.permutations(range(12)), st.integers(0, 12))
+def test_runs_cover_every_pair_once_in_order(local, remote, count):
+    pairs = [
+        (run.local + step, run.remote + step)
+        for run in block_runs(local[:count], remote[:count])
+        for step in range(run.count)
+    ]
+    assert pairs == list(zip(local[:count], remote[:count], strict=True))
+
+
+def test_a_dense_run_is_one_descriptor_at_the_right_place():
+    here, there = laid_out(SHAPE), laid_out(SHAPE, address=5000, first_layers=(0, 2))
+    (source,), (target,) = run_segments([BlockRun(1, 4, 3)], 3, here, there)
+    assert source.length == target.length == 3 * SHAPE.block_bytes
+    assert source.address == (3 * 16 + 1) * SHAPE.block_bytes
+    assert target.address == 5000 + 10**6 + (1 * 16 + 4) * SHAPE.block_bytes
+    assert target.device_id == 1
+
+
+def test_padding_between_blocks_is_never_sent():
+    padded = laid_out(SHAPE, padding=64)
+    sources, _ = run_segments([BlockRun(0, 0, 3)], 0, padded, laid_out(SHAPE))
+    assert [one.length for one in sources] == [SHAPE.block_bytes] * 3
+
+
+def test_heads_map_between_ranks_head_by_head():
+    """A block of all heads, sent to two ranks of half the heads each, arrives complete."""
+    whole = SHAPE
+    data = np.arange(whole.block_bytes // 4, dtype=np.float32).reshape(2, 8, 2, 4)
+    for start in (0, 4):
+        part = dataclasses.replace(whole, tp_degree=2, head_start=start, head_count=4)
+        arrived = bytearray(part.block_bytes)
+        slices = block_slices(whole, part)
+        assert len(slices) == 2
+        for one in slices:
+            source = data.tobytes()[one.local_offset :][: one.length]
+            arrived[one.remote_offset : one.remote_offset + one.length] = source
+        assert bytes(arrived) == data[:, start : start + 4].tobytes()
+
+
+def test_ranks_without_common_heads_exchange_nothing():
+    low = dataclasses.replace(SHAPE, head_start=0, head_count=4)
+    high = dataclasses.replace(SHAPE, head_start=4, head_count=4)
+    assert block_slices(low, high) == ()
+
+
+def test_head_slices_become_two_descriptors_per_block():
+    part = laid_out(dataclasses.replace(SHAPE, head_start=4, head_count=4))
+    sources, targets = run_segments([BlockRun(0, 2, 2)], 0, part, laid_out(SHAPE))
+    assert len(sources) == len(targets) == 4
+
+
+def test_overlapping_writes_count_once_as_hidden():
+    writes = [(0, 10), (5, 20), (30, 40), (90, 120)]
+    assert hidden_ns(writes, 100) == 20 + 10 + 10
+    assert exposed_ns(writes, 100) == 20
+    assert exposed_ns(writes, 200) == 0
+    assert hidden_ns([], 5) == exposed_ns([], 5) == 0
