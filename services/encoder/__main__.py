@@ -49,8 +49,7 @@ async def encoder_application(
             config.transport,
             "encoder",
             context.instance_id,
-            [encoder.memory],
-            "DRAM",
+            [(encoder.memory, "DRAM")],
         )
         stack.push_async_callback(asyncio.to_thread, agent.stop)
         agent.on_death(lambda cause: failures.report("the transfer agent", cause))

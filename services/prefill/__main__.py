@@ -40,6 +40,7 @@ from services.prefill.servicer import PrefillServicer
 async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIterator[None]:
     """Load, register, start the threads, pair, add the servicers; the reverse at the end."""
     language, pairing = config.language, config.pairing
+    sender: KvSender
     loaded = await asyncio.to_thread(
         # The sender needs the engine's memory first; no layer is computed before it exists.
         load_language_engine,
