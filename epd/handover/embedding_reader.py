@@ -168,18 +168,21 @@ class EmbeddingReader:
                 reads.futures.append(
                     self._agent.read(peer, local, handle.segments, guard=reads.guard)
                 )
-            results = []
-            for index, (handle, future) in enumerate(zip(handles, reads.futures, strict=True)):
-                try:
-                    # Shielded: cancelling this wait must not hide a READ that has not begun.
-                    results.append(await asyncio.shield(asyncio.wrap_future(future)))
-                except EpdError as error:
+            # Waiting on these cancels no READ, and the first failure ends the wait.
+            waits = [asyncio.wrap_future(future) for future in reads.futures]
+            for wait in waits:
+                wait.add_done_callback(_retrieve)
+            if waits:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_EXCEPTION)
+            for index, (handle, wait) in enumerate(zip(handles, waits, strict=True)):
+                cause = wait.exception() if wait.done() else None
+                if isinstance(cause, EpdError):
                     self._peers.suspect(handle.encoder_address)
                     raise TransferFailedError(
                         f"embedding READ from encoder {handle.encoder_address}, image {index}: "
-                        f"{error.message}"
-                    ) from error
-            return results
+                        f"{cause.message}"
+                    ) from cause
+            return [wait.result() for wait in waits]
 
     def _give_up(self, leases: EncoderLeases, reads: _Reads, ranges: Sequence[ByteRange]) -> None:
         if reads.settled:
@@ -221,6 +224,12 @@ def _split(whole: Segment, like: Sequence[Segment]) -> list[Segment]:
         parts.append(Segment(address, one.length, whole.device_id))
         address += one.length
     return parts
+
+
+def _retrieve(wait: asyncio.Future[TransferResult]) -> None:
+    """Keeps asyncio from reporting the failure of a READ that nobody waits for any more."""
+    if not wait.cancelled():
+        wait.exception()
 
 
 def _unreleased(future: Future[TransferResult]) -> UnreleasedTransferError | None:
