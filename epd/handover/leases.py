@@ -28,14 +28,12 @@ class LeaseConfig:
     one waits to be taken. ``settle_grace_s``: how long notices may lag behind their writer's word
     that it is through. ``hold_s``: how long memory of a writer that is gone stays out of use.
     ``peer_share``: most of the pool's blocks that one writer may have reserved or in quarantine.
-    ``headroom_blocks``: blocks left for the running requests to grow into.
     """
 
     progress_timeout_s: float = 5.0
     settle_grace_s: float = 1.0
     hold_s: float = 30.0
     peer_share: float = 0.5
-    headroom_blocks: int = 0
     tombstone_s: float = 120.0
     max_tombstones: int = 65536
 
@@ -65,6 +63,7 @@ class LeaseTable:
         slots: Where seal records land; a lease holds one for as long as its memory may be touched.
         clock_ns: A monotonic clock.
         on_end: Called with each lease that ended before it was taken, and why.
+        headroom: Blocks to leave for what runs to grow into.
     """
 
     def __init__(
@@ -75,6 +74,7 @@ class LeaseTable:
         config: LeaseConfig,
         clock_ns: Callable[[], int],
         on_end: Callable[[Lease, EpdError], None],
+        headroom: Callable[[], int] = lambda: 0,
     ) -> None:
         self.counters = LeaseCounters()
         self._pool = pool
@@ -83,6 +83,7 @@ class LeaseTable:
         self._config = config
         self._clock_ns = clock_ns
         self._on_end = on_end
+        self._headroom = headroom
         self._leases: dict[str, Lease] = {}
         self._generations = itertools.count(1)
         self._tombstones = Tombstones(config.max_tombstones, config.tombstone_s, clock_ns)
@@ -143,9 +144,7 @@ class LeaseTable:
         if slot is None:
             return None
         cached = self._pool.match_prefix(prefix_hashes[:block_count])
-        fresh = self._pool.allocate(
-            block_count - len(cached), keep_free=self._config.headroom_blocks
-        )
+        fresh = self._pool.allocate(block_count - len(cached), keep_free=self._headroom())
         if fresh is None:
             self._pool.free(cached)
             self._slots.give_back(slot)

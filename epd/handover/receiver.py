@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from epd.engine.block_pool import BlockPool
@@ -69,6 +69,7 @@ class KvReceiver:
         agent: Started, with the KV memory and ``slots.segment`` registered.
         slots: One seal slot per transfer that can be open at once.
         config: Bounds.
+        headroom: Blocks that a reservation must leave for the engine's running requests.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class KvReceiver:
         agent: TransferAgent,
         slots: SealSlots,
         config: ReceiverConfig | None = None,
+        headroom: Callable[[], int] = lambda: 0,
     ) -> None:
         self.config = config or ReceiverConfig()
         self.counters = ReceiverCounters()
@@ -88,6 +90,7 @@ class KvReceiver:
             self.config.leases,
             time.monotonic_ns,
             self._on_end,
+            headroom,
         )
         self._layout = layout
         self._agent = agent

@@ -8,6 +8,7 @@ from epd.engine.engine import Engine
 from epd.engine.kv_events import KvEvent
 from epd.engine.requests import EngineStats
 from epd.telemetry import semconv as names
+from epd.telemetry.setup import metadata_version
 from epd.transfer.base import AgentDescriptor
 from epd.v1 import worker_pb2
 from epd.wire.kv_layout import layout_to_proto
@@ -23,6 +24,7 @@ def language_info(
     """The part of GetInfo that both language roles share."""
     return worker_pb2.GetInfoResponse(
         instance_id=agent.instance_id,
+        version=metadata_version(),
         model_name=model_name,
         model_digest=engine.kv_cache.layout.model_digest,
         processor_digest=engine.family.processor_digest,

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from epd.engine.async_engine import AsyncEngine
 from epd.handover.leases import LeaseConfig
@@ -19,6 +19,9 @@ from epd.worker.report import follow_kv_events
 from epd.worker.transfer_endpoint import open_endpoint
 from epd.worker.upkeep import Upkeep
 from services.decode.config import DecodeConfig
+from services.decode.local import LocalDecoding
+from services.decode.local_images import LocalImages
+from services.decode.local_start import local_encoder
 from services.decode.pairing import Pairings, PairingTerms
 from services.decode.remote import RemoteDecoding
 from services.decode.report import DecodeReport
@@ -39,7 +42,14 @@ async def application(config: DecodeConfig, context: ServiceContext) -> AsyncIte
         [*kv_memory(loaded), (slots.segment, "DRAM")],
     )
     descriptor = await asyncio.to_thread(agent.descriptor)
-    receiver = KvReceiver(pool, layout, agent, slots, _receiver_config(config))
+    receiver = KvReceiver(
+        pool,
+        layout,
+        agent,
+        slots,
+        _receiver_config(config),
+        headroom=lambda: loaded.stats().headroom_blocks,
+    )
 
     async def join(peer: AgentDescriptor) -> None:
         await asyncio.wrap_future(agent.connect(peer))
@@ -62,13 +72,24 @@ async def application(config: DecodeConfig, context: ServiceContext) -> AsyncIte
         kv_wait_s=receive.kv_wait_s,
         max_buffered_tokens=config.stream_buffer_tokens,
     )
-    report = DecodeReport(config, context, descriptor, loaded, receiver)
     try:
-        async with Upkeep(context.server) as upkeep:
+        async with AsyncExitStack() as stack:
+            upkeep = await stack.enter_async_context(Upkeep(context.server))
             agent.on_death(upkeep.thread_death("the transfer agent"))
             loaded.on_fatal(upkeep.thread_death("the engine"))
             engine.start()
             upkeep.run("the KV receiver", receiver.run())
+            local, encoder = None, None
+            if config.unified:
+                died = upkeep.thread_death("the encoder")
+                encoder = await stack.enter_async_context(local_encoder(config, loaded, died))
+                local = LocalDecoding(
+                    engine,
+                    LocalImages(encoder),
+                    context.telemetry.tracer,
+                    max_buffered_tokens=config.stream_buffer_tokens,
+                )
+            report = DecodeReport(config, context, descriptor, loaded, receiver, encoder)
             observe(context.telemetry.meter, report.readings(count_held_parameters()))
             worker = WorkerServicer(
                 report.info,
@@ -78,7 +99,7 @@ async def application(config: DecodeConfig, context: ServiceContext) -> AsyncIte
             )
             worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, context.server.handlers)
             decode_pb2_grpc.add_DecodeServiceServicer_to_server(
-                DecodeServicer(pairings, receiver, remote, None), context.server.handlers
+                DecodeServicer(pairings, receiver, remote, local), context.server.handlers
             )
             yield
     finally:

@@ -1,8 +1,9 @@
 """Settings of the decode service."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from epd.config import option
+from epd.encoding.encoding_config import EncodingConfig
 from epd.rpc.server_config import ServerConfig
 from epd.worker.language_config import LanguageConfig
 
@@ -52,6 +53,7 @@ class DecodeConfig(ServerConfig):
 
     language: LanguageConfig
     receive: ReceiveConfig
+    encoding: EncodingConfig = field(default_factory=EncodingConfig)
     unified: bool = option(
         False, help="serve requests alone: load the vision half too, encode and prefill here"
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from epd.encoding.encoder import Encoder
 from epd.engine.engine import Engine
 from epd.handover.lease import LeaseState
 from epd.handover.receiver import KvReceiver
@@ -23,12 +24,15 @@ class DecodeReport:
         agent: AgentDescriptor,
         engine: Engine,
         receiver: KvReceiver,
+        encoder: Encoder | None,
     ) -> None:
+        """``encoder`` is a unified worker's own."""
         self._config = config
         self._context = context
         self._agent = agent
         self._engine = engine
         self._receiver = receiver
+        self._encoder = encoder
 
     def info(self) -> worker_pb2.GetInfoResponse:
         """The answer of GetInfo."""
@@ -36,6 +40,7 @@ class DecodeReport:
         info.role = worker_pb2.WORKER_ROLE_DECODE
         info.metrics_address = self._context.telemetry.metrics_address
         info.unified = self._config.unified
+        info.max_images = self._config.encoding.max_images if info.accepts_images else 0
         return info
 
     def load(self) -> worker_pb2.WatchLoadResponse:
@@ -44,6 +49,11 @@ class DecodeReport:
         load.instance_id = self._agent.instance_id
         load.waiting_requests += self._receiver.waiting_reservations
         load.open_transfers = self._open_transfers()
+        if self._encoder is not None:
+            images = self._encoder.stats()
+            load.total_embedding_bytes = images.total_bytes
+            load.free_embedding_bytes = images.free_bytes
+            load.quarantined_embedding_bytes = images.quarantined_bytes
         load.draining = self._context.server.draining
         return load
 
@@ -52,11 +62,26 @@ class DecodeReport:
         leases = self._receiver.leases
         return {
             **engine_readings(self._engine.stats, parameter_count),
+            **self._encoder_readings(),
             names.REQUEST_WAITING: self._waiting,
             names.DISAGG_DECODE_QUEUE_SIZE: self._waiting,
             names.TRANSFER_OPEN: self._open_transfers,
             names.LEASE_EXPIRED: lambda: leases.counters.expired,
             names.LEASE_UNKNOWN_RENEWAL: lambda: leases.counters.unknown_renewals,
+        }
+
+    def _encoder_readings(self) -> dict[str, Callable[[], float]]:
+        if self._encoder is None:
+            return {}
+        stats = self._encoder.stats
+        return {
+            names.EMBEDDING_BYTES_USED: lambda: stats().used_bytes,
+            names.EMBEDDING_BYTES_FREE: lambda: stats().free_bytes,
+            names.EMBEDDING_BYTES_QUARANTINED: lambda: stats().quarantined_bytes,
+            names.EMBEDDING_BYTES_LIMIT: lambda: stats().total_bytes,
+            names.EMBEDDING_CACHE_HITS: lambda: stats().cache_hits,
+            names.EMBEDDING_CACHE_QUERIES: lambda: stats().cache_queries,
+            names.ENCODER_FORWARD: lambda: stats().encoded_images,
         }
 
     def _waiting(self) -> int:
