@@ -16,7 +16,7 @@ IDS = st.sampled_from([f"t{n}" for n in range(8)])
 PEERS = st.sampled_from(["p", "q", "r"])
 
 
-def make_table(clock, **config):
+def make_table(clock, headroom=0, **config):
     pool = BlockPool(BLOCKS, 16)
     ended = []
     table = LeaseTable(
@@ -26,6 +26,7 @@ def make_table(clock, **config):
         LeaseConfig(**config),
         lambda: clock[0],
         lambda lease, error: ended.append((lease.transfer_id, error)),
+        lambda: headroom,
     )
     return table, pool, ended
 
@@ -152,7 +153,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def start(self):
         self.clock = [0]
         self.table, self.pool, _ = make_table(
-            self.clock, progress_timeout_s=3, hold_s=2, tombstone_s=4, headroom_blocks=2
+            self.clock, progress_timeout_s=3, hold_s=2, tombstone_s=4, headroom=2
         )
         self.running = []  # blocks that "the engine" owns
         self.quarantined_by_living = set()
