@@ -161,6 +161,17 @@ class TestFleet(Fleet):
             for name, process in self.processes.items()
         )
 
+    def left_behind(self) -> dict[str, object]:
+        """Live processes that members of the fleet have started; zombies do not count."""
+        names = {process.pid: name for name, process in self.processes.items()}
+        found: dict[str, object] = {}
+        for process in psutil.process_iter(["status", "cmdline"]):
+            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+                name = names.get(os.getpgid(process.pid))
+                if name and process.info["status"] != psutil.STATUS_ZOMBIE:
+                    found[f"{name}: {process.pid}"] = process.info["cmdline"]
+        return found
+
     def _not_back(self, idle: Mapping[str, Level]) -> dict[str, object]:
         now = self.levels()
         return {
@@ -212,22 +223,16 @@ def fleet_of(
         try:
             fleet.start()
             yield fleet
+            stopped = [process for process in fleet.processes.values() if process.running]
             fleet.stop()
+            badly = {p.name: p.exit_status for p in stopped if p.exit_status != 0}
+            assert not badly, f"exit statuses after a stop: {badly}"
         except BaseException:
             print(fleet.logs())
             raise
         finally:
             fleet.kill()
-        left = [process.name for process in fleet.processes.values() if _group_lives(process.pid)]
-        assert not left, f"{left} left processes behind"
-
-
-def _group_lives(pid: int) -> bool:
-    try:
-        os.killpg(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+            _until(fleet.left_behind, time.monotonic() + 2.0, "processes left behind")
 
 
 def _until(problem: Callable[[], Mapping[str, object]], deadline: float, what: str) -> None:
