@@ -2,66 +2,24 @@
 
 import contextlib
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 from epd.errors import EpdError, InternalError, ResourceExhaustedError, UnavailableError
 from epd.transfer.base import AgentDescriptor, Segment, TransferBackend, TransferResult
+from epd.transfer.call import BackendCall
 from epd.transfer.counters import TransferCounters
-from epd.transfer.job import JobState, TransferJob, TransferOrder
+from epd.transfer.job import TransferJob
+from epd.transfer.order import TransferOrder
+from epd.transfer.transfer_loop import AgentConfig, NoticeCallback, TransferLoop
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class _Call(Generic[T]):
-    """A function of the backend on its way to the agent thread."""
-
-    def __init__(self, function: Callable[[TransferBackend], T]) -> None:
-        self.function = function
-        self.future: Future[T] = Future()
-
-    def run(self, backend: TransferBackend) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            self.future.set_result(self.function(backend))
-        except Exception as error:  # belongs to the caller; the thread lives on
-            self.future.set_exception(error)
-
-    def abandon(self, error: EpdError) -> None:
-        if self.future.set_running_or_notify_cancel():
-            self.future.set_exception(error)
-
-
-_Command = TransferJob | _Call[Any] | None  # None only wakes the thread
-
-NoticeCallback = Callable[[list[tuple[str, bytes]]], None]
 DeathCallback = Callable[[BaseException], None]
-
-
-@dataclass(frozen=True)
-class AgentConfig:
-    """Seconds and bytes of the agent thread.
-
-    Between posts of at most ``piece_bytes`` notices are drained. The thread polls every ``poll_s``
-    while transfers run or somebody announced that notices are due, else every ``idle_poll_s``: a
-    passive peer makes progress only when it polls.
-    """
-
-    piece_bytes: int = 8 << 20
-    poll_s: float = 0.0002
-    idle_poll_s: float = 0.01
-    max_in_flight: int = 64
-    max_open: int = 65536
-    release_patience_s: float = 0.5
-    call_timeout_s: float = 30.0
 
 
 class TransferAgent:
@@ -80,15 +38,12 @@ class TransferAgent:
         self.config = config or AgentConfig()
         self.counters = TransferCounters()
         self._open_backend = open_backend
-        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        self._jobs: list[TransferJob] = []
-        self._open_count = 0
-        self._announced = 0
-        self._lock = threading.Lock()  # guards _dead, _announced and _open_count
+        self._loop = TransferLoop(self.config, self.counters)
+        # Guards the two below and the loop's announced and subscribers.
+        self._lock = threading.Lock()
         self._dead: EpdError | None = UnavailableError("the transfer agent is not started")
-        self._subscribers: list[NoticeCallback] = []
+        self._accepted = 0
         self._death_callbacks: list[DeathCallback] = []
-        self._stop_by: float | None = None
         self._thread = threading.Thread(target=self._main, name="transfer-agent", daemon=True)
 
     @property
@@ -109,8 +64,8 @@ class TransferAgent:
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Posts nothing new, lets running transfers end for ``timeout_s``, closes the backend."""
-        self._stop_by = time.monotonic() + timeout_s
-        self._commands.put(None)
+        self._loop.stop_by = time.monotonic() + timeout_s
+        self._loop.commands.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout_s + 5.0)
 
@@ -168,22 +123,25 @@ class TransferAgent:
         job = TransferJob(order, self.config.piece_bytes, self.config.release_patience_s)
         with self._lock:
             error = self._dead
-            if error is None and self._open_count >= self.config.max_open:
-                error = ResourceExhaustedError(f"{self._open_count} transfers are open")
+            if error is None and self._accepted - self._loop.ended >= self.config.max_open:
+                error = ResourceExhaustedError(f"{self.config.max_open} transfers are open")
             if error is None:
-                self._open_count += 1
-                self._commands.put(job)
+                self._accepted += 1
+                self._loop.commands.put(job)
         if error is not None:
             job.abandon(error)
         return job.future
 
     def subscribe(self, callback: NoticeCallback) -> None:
         """Calls back with every batch of (agent name, notice), on the agent thread."""
-        self._subscribers = [*self._subscribers, callback]
+        with self._lock:
+            self._loop.subscribers = [*self._loop.subscribers, callback]
 
     def unsubscribe(self, callback: NoticeCallback) -> None:
         """Ends a subscription; a batch under way may still come."""
-        self._subscribers = [one for one in self._subscribers if one is not callback]
+        with self._lock:
+            left = [one for one in self._loop.subscribers if one is not callback]
+            self._loop.subscribers = left
 
     def on_death(self, callback: DeathCallback) -> None:
         """Calls back with the cause when the thread dies, on the agent thread."""
@@ -192,21 +150,21 @@ class TransferAgent:
     def announce(self) -> None:
         """Notices or a peer's READs are due: poll quickly until the matching :meth:`withdraw`."""
         with self._lock:
-            self._announced += 1
-        self._commands.put(None)  # ends an idle wait
+            self._loop.announced += 1
+        self._loop.commands.put(None)  # ends an idle wait
 
     def withdraw(self) -> None:
         """Ends one :meth:`announce`."""
         with self._lock:
-            assert self._announced > 0
-            self._announced -= 1
+            assert self._loop.announced > 0
+            self._loop.announced -= 1
 
     def _call(self, function: Callable[[TransferBackend], T]) -> Future[T]:
-        call = _Call(function)
+        call = BackendCall(function)
         with self._lock:
             error = self._dead
             if error is None:
-                self._commands.put(call)
+                self._loop.commands.put(call)
         if error is not None:
             call.abandon(error)
         return call.future
@@ -216,99 +174,20 @@ class TransferAgent:
             backend = self._open_backend()
             self.counters.transport = backend.name
             try:
-                self._loop(backend)
+                self._loop.run(backend)
                 self._end(UnavailableError("the transfer agent has stopped"))
             finally:
                 backend.close()
         except BaseException as cause:
             log.critical("the transfer agent died", exc_info=cause)
-            error = cause if isinstance(cause, EpdError) else None
-            self._end(error or InternalError(f"the transfer agent died: {cause!r}"))
+            typed = cause if isinstance(cause, EpdError) else None
+            self._end(typed or InternalError(f"the transfer agent died: {cause!r}"))
             for callback in self._death_callbacks:
                 with contextlib.suppress(Exception):  # the others must still hear of it
                     callback(cause)
-
-    def _loop(self, backend: TransferBackend) -> None:
-        wait_s = 0.0
-        while True:
-            self._take_commands(backend, wait_s)
-            moved = self._advance(backend)
-            moved = self._drain(backend) or moved
-            if self._stop_by is not None and (
-                time.monotonic() > self._stop_by or not any(job.in_flight for job in self._jobs)
-            ):
-                return
-            busy = self._jobs or self._announced
-            wait_s = 0.0 if moved else self.config.poll_s if busy else self.config.idle_poll_s
-
-    def _take_commands(self, backend: TransferBackend, wait_s: float) -> None:
-        """Runs every waiting command; waits up to ``wait_s`` for the first."""
-        try:
-            command = self._commands.get(timeout=wait_s) if wait_s else self._commands.get_nowait()
-            while True:
-                if isinstance(command, TransferJob):
-                    self._jobs.append(command)
-                elif command is not None:
-                    command.run(backend)
-                command = self._commands.get_nowait()
-        except queue.Empty:
-            return
-
-    def _advance(self, backend: TransferBackend) -> bool:
-        moved = False
-        in_flight = sum(job.in_flight for job in self._jobs)
-        remaining = []
-        for job in self._jobs:
-            fresh = not job.in_flight
-            if fresh and (in_flight >= self.config.max_in_flight or self._stop_by is not None):
-                remaining.append(job)
-                continue
-            state = job.advance(backend)
-            in_flight += job.in_flight - (not fresh)
-            if state is JobState.OVER:
-                self._count(job)  # first: who sees the future complete sees it counted
-                job.conclude()
-            else:
-                remaining.append(job)
-            if state is not JobState.WAITING:
-                moved = True
-                self._drain(backend)
-        self._jobs = remaining
-        return moved
-
-    def _drain(self, backend: TransferBackend) -> bool:
-        arrived = backend.notices()
-        if not arrived:
-            return False
-        self.counters.notices += len(arrived)
-        for callback in self._subscribers:
-            try:
-                callback(arrived)
-            except Exception:
-                self.counters.callback_errors += 1
-                log.exception("a subscriber to notices failed")
-        return True
-
-    def _count(self, job: TransferJob) -> None:
-        with self._lock:
-            self._open_count -= 1
-        writes, reads = self.counters.writes, self.counters.reads
-        counters = writes if job.order.operation == "WRITE" else reads
-        if isinstance(job.outcome, EpdError):
-            counters.failed += 1
-        elif job.outcome is not None:
-            counters.done += 1
-            counters.byte_count += job.outcome.byte_count
-            counters.descriptor_count += job.outcome.descriptor_count
-            counters.transfer_ns += job.outcome.transfer_ns
 
     def _end(self, error: EpdError) -> None:
         """Fails everything open; nothing is taken any more."""
         with self._lock:
             self._dead = error
-        for job in self._jobs:
-            job.abandon(error)
-        while not self._commands.empty():
-            command = self._commands.get_nowait()
-            if command is not None:
-                command.abandon(error)
+        self._loop.abandon(error)

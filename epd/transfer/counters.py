@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from epd.errors import EpdError
+from epd.transfer.base import TransferResult
+
 
 @dataclass
 class OperationCounters:
@@ -22,5 +25,16 @@ class TransferCounters:
     writes: OperationCounters = field(default_factory=OperationCounters)
     reads: OperationCounters = field(default_factory=OperationCounters)
     notices: int = 0
-    #: Exceptions of subscribers and completion callbacks, which are logged and survived.
+    #: Exceptions of subscribers, which are logged and survived.
     callback_errors: int = 0
+
+    def record(self, operation: str, outcome: TransferResult | EpdError | None) -> None:
+        """Counts a transfer that has ended; None: cancelled before it began."""
+        counters = self.writes if operation == "WRITE" else self.reads
+        if isinstance(outcome, EpdError):
+            counters.failed += 1
+        elif outcome is not None:
+            counters.done += 1
+            counters.byte_count += outcome.byte_count
+            counters.descriptor_count += outcome.descriptor_count
+            counters.transfer_ns += outcome.transfer_ns

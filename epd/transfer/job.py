@@ -3,34 +3,12 @@
 import collections
 import enum
 import time
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 from epd.errors import EpdError, TransferFailedError
-from epd.transfer.base import (
-    Segment,
-    TransferBackend,
-    TransferHandle,
-    TransferResult,
-    TransferState,
-)
+from epd.transfer.base import TransferBackend, TransferHandle, TransferResult, TransferState
+from epd.transfer.order import TransferOrder
 from epd.transfer.pieces import Piece, check_pairs, cut
-
-
-@dataclass(frozen=True)
-class TransferOrder:
-    """What to move: ``operation`` is WRITE or READ, segments pair up one to one.
-
-    ``guard`` is called on the agent thread before each post and raises an EpdError to forbid it.
-    """
-
-    operation: str
-    peer: str
-    local: Sequence[Segment]
-    remote: Sequence[Segment]
-    notice: bytes = b""
-    guard: Callable[[], None] | None = None
 
 
 class JobState(enum.Enum):

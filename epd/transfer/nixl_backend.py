@@ -57,9 +57,9 @@ def _import_nixl() -> Any:
 
 
 class _NixlHandle(TransferHandle):
-    def __init__(self, raw: Any, state: TransferState, byte_count: int, pairs: int) -> None:
+    def __init__(self, raw: Any, byte_count: int, pairs: int) -> None:
         self.raw = raw
-        self.state = state
+        self.state = TransferState.RUNNING
         self.planned = (byte_count, pairs)
         self.posted_ns = time.perf_counter_ns()
 
@@ -90,9 +90,8 @@ class NixlBackend(TransferBackend):
         self._agent.create_backend("UCX", {"ucx_error_handling_mode": options.error_mode})
         self._agent_name = agent_name
         self._instance_id = instance_id
-        self._memory_kind = "DRAM"
-        self._registered: list[Any] = []
-        self._peers: dict[str, bytes] = {}
+        self._registered: list[tuple[Segment, str, Any]] = []
+        self._peers: dict[str, AgentDescriptor] = {}
         # Handles NIXL would not let go of yet after a post that failed.
         self._unreleased: list[_NixlHandle] = []
 
@@ -103,8 +102,7 @@ class NixlBackend(TransferBackend):
         except self._errors as error:
             raise TransferFailedError(f"NIXL cannot register {segment}: {error!r}") from error
         assert descriptors is not None
-        self._memory_kind = memory_kind
-        self._registered.append(descriptors)
+        self._registered.append((segment, memory_kind, descriptors))
 
     def descriptor(self) -> AgentDescriptor:
         return AgentDescriptor(
@@ -112,11 +110,11 @@ class NixlBackend(TransferBackend):
             self._agent_name,
             self.name,
             bytes(self._agent.get_agent_metadata()),
-            self._memory_kind,
+            "VRAM" if any(kind == "VRAM" for _, kind, _ in self._registered) else "DRAM",
         )
 
     def add_peer(self, peer: AgentDescriptor) -> None:
-        if self._peers.get(peer.agent_name) == peer.metadata:
+        if self._peers.get(peer.agent_name) == peer:
             return
         self.remove_peer(peer.agent_name)
         try:
@@ -128,7 +126,7 @@ class NixlBackend(TransferBackend):
         if named != peer.agent_name:
             self._forget(named)
             raise TransferFailedError(f"metadata of {peer.agent_name} belongs to {named}")
-        self._peers[named] = peer.metadata
+        self._peers[named] = peer
 
     def remove_peer(self, agent_name: str) -> None:
         if self._peers.pop(agent_name, None) is not None:
@@ -194,7 +192,7 @@ class NixlBackend(TransferBackend):
     def close(self) -> None:
         for name in list(self._peers):
             self.remove_peer(name)
-        for descriptors in self._registered:
+        for _, _, descriptors in self._registered:
             try:
                 self._agent.deregister_memory(descriptors, backends=["UCX"])
             except self._errors as error:
@@ -220,30 +218,58 @@ class NixlBackend(TransferBackend):
         check_pairs(local, remote)
         if agent_name not in self._peers:
             raise TransferFailedError(f"{operation}: peer {agent_name} is unknown")
-        raw = None
+        handle = None
         try:
-            raw = self._agent.initialize_xfer(
-                operation,
-                self._descriptors(local),
-                self._descriptors(remote),
-                agent_name,
-                notice,
-                backends=["UCX"],
-            )
-            handle = _NixlHandle(
-                raw, TransferState.RUNNING, sum(one.length for one in local), len(local)
-            )
+            raw = self._prepare(operation, agent_name, local, remote, notice)
+            handle = _NixlHandle(raw, sum(one.length for one in local), len(local))
             handle.state = _STATES[self._agent.transfer(raw)]
         except self._errors as error:
-            if raw is not None and not self.release(handle):
+            if handle is not None and not self.release(handle):
                 self._unreleased.append(handle)
             raise TransferFailedError(
                 f"{operation} to {agent_name} could not be posted: {type(error).__name__} {error}"
             ) from error
         return handle
 
-    def _descriptors(self, segments: Sequence[Segment]) -> Any:
+    def _prepare(
+        self,
+        operation: str,
+        agent_name: str,
+        local: Sequence[Segment],
+        remote: Sequence[Segment],
+        notice: bytes,
+    ) -> Any:
+        """A transfer ready to be posted.
+
+        A segment does not say its kind of memory. Ours is known from registration; a peer with
+        device memory has host memory too, for seals, so both are tried there.
+        """
+        here = self._descriptors(local, self._kind_of(local[0]))
+        kinds = dict.fromkeys((self._peers[agent_name].memory_kind, "DRAM"))
+        refused: Exception | None = None
+        for kind in kinds:
+            try:
+                return self._agent.initialize_xfer(
+                    operation,
+                    here,
+                    self._descriptors(remote, kind),
+                    agent_name,
+                    notice,
+                    backends=["UCX"],
+                )
+            except self._errors as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
+
+    def _kind_of(self, segment: Segment) -> str:
+        for whole, kind, _ in self._registered:
+            if whole.address <= segment.address < whole.address + whole.length:
+                return kind
+        return "DRAM"  # unregistered: NIXL refuses it
+
+    def _descriptors(self, segments: Sequence[Segment], memory_kind: str) -> Any:
         rows = [(one.address, one.length, one.device_id) for one in segments]
-        descriptors = self._agent.get_xfer_descs(rows, self._memory_kind)
+        descriptors = self._agent.get_xfer_descs(rows, memory_kind)
         assert descriptors is not None  # NIXL logs and answers None for rows it cannot read
         return descriptors

@@ -17,8 +17,8 @@ from epd.handover.leases import LeaseConfig
 from epd.handover.receiver import KvReceiver, ReceiverConfig
 from epd.handover.seal import SEAL_BYTES, SealSlots
 from epd.handover.sender import KvSender, SenderConfig
-from epd.transfer.agent import AgentConfig
 from epd.transfer.buffer import HostBuffer
+from epd.transfer.transfer_loop import AgentConfig
 from tests.transfer.peers import open_agent
 
 SHAPE = KvLayout(

@@ -17,7 +17,7 @@ from epd.errors import (
 )
 from epd.handover.lease import LeaseState
 from epd.handover.leases import LeaseConfig
-from epd.transfer.agent import AgentConfig
+from epd.transfer.transfer_loop import AgentConfig
 from tests.handover.sides import eventually
 
 LAYERS = 4

@@ -128,6 +128,10 @@ class ProcessPeer(Peer):
     def notices(self, count, timeout_s=5.0):
         return [(name, bytes.fromhex(one)) for name, one in self._ask("notices", count, timeout_s)]
 
+    def announce(self):
+        """Makes the peer poll quickly, as it does while it expects transfers."""
+        self._ask("announce")
+
     def stop(self):
         """SIGSTOP: the peer hangs, its connections stay."""
         self.process.send_signal(signal.SIGSTOP)
@@ -153,6 +157,8 @@ def serve(transport, byte_count):
             answer = peer.peek(int(words[0]), int(words[1])).hex()
         elif command == "poke":
             peer.poke(int(words[0]), bytes.fromhex(words[1]))
+        elif command == "announce":
+            peer.agent.announce()
         elif command == "notices":
             answer = [(n, one.hex()) for n, one in peer.notices(int(words[0]), float(words[1]))]
         print(json.dumps(answer), flush=True)

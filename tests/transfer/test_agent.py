@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from epd.errors import ResourceExhaustedError, TransferFailedError, UnavailableError
-from epd.transfer.agent import AgentConfig, TransferAgent
+from epd.transfer.agent import TransferAgent
 from epd.transfer.base import (
     AgentDescriptor,
     Capabilities,
@@ -21,6 +21,7 @@ from epd.transfer.base import (
 from epd.transfer.job import UnreleasedTransferError
 from epd.transfer.pieces import cut
 from epd.transfer.probe import measure_bandwidth
+from epd.transfer.transfer_loop import AgentConfig
 from tests.transfer.peers import Inbox, wait_until
 
 

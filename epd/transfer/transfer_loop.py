@@ -1,0 +1,135 @@
+"""What the agent thread does, over and over."""
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from epd.errors import EpdError
+from epd.transfer.base import TransferBackend
+from epd.transfer.call import BackendCall
+from epd.transfer.counters import TransferCounters
+from epd.transfer.job import JobState, TransferJob
+
+log = logging.getLogger(__name__)
+
+NoticeCallback = Callable[[list[tuple[str, bytes]]], None]
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """Seconds and bytes of the agent thread.
+
+    Between posts of at most ``piece_bytes`` notices are drained. The thread polls every ``poll_s``
+    while transfers run or somebody has announced that a peer's are due, else every
+    ``idle_poll_s``: without a progress thread in the library a passive side makes progress only
+    when it polls, and a WRITE to one that sleeps takes as long as its nap.
+    """
+
+    piece_bytes: int = 8 << 20
+    poll_s: float = 0.0002
+    idle_poll_s: float = 0.01
+    max_in_flight: int = 64
+    max_open: int = 65536
+    release_patience_s: float = 0.5
+    call_timeout_s: float = 30.0
+
+
+class TransferLoop:
+    """Commands in, transfers forward, notices out. Runs on the agent thread.
+
+    Other threads may only put into ``commands`` and set ``subscribers`` (a whole new list),
+    ``announced`` and ``stop_by``.
+    """
+
+    def __init__(self, config: AgentConfig, counters: TransferCounters) -> None:
+        #: None only ends a wait.
+        self.commands: queue.SimpleQueue[TransferJob | BackendCall[Any] | None] = (
+            queue.SimpleQueue()
+        )
+        self.subscribers: list[NoticeCallback] = []
+        self.announced = 0
+        #: Monotonic time at which running transfers are left alone, once stopping.
+        self.stop_by: float | None = None
+        #: Transfers that have ended, whichever way.
+        self.ended = 0
+        self._config = config
+        self._counters = counters
+        self._jobs: list[TransferJob] = []
+
+    def run(self, backend: TransferBackend) -> None:
+        """Returns once ``stop_by`` is set and nothing is in flight, or that time has come."""
+        wait_s = 0.0
+        while True:
+            self._take_commands(backend, wait_s)
+            moved = self._advance(backend)
+            moved = self._drain(backend) or moved
+            if self.stop_by is not None and (
+                time.monotonic() > self.stop_by or not any(job.in_flight for job in self._jobs)
+            ):
+                return
+            busy = self._jobs or self.announced
+            idle_s = self._config.poll_s if busy else self._config.idle_poll_s
+            wait_s = 0.0 if moved else idle_s
+
+    def abandon(self, error: EpdError) -> None:
+        """Fails everything open. Nobody may put commands any more."""
+        for job in self._jobs:
+            job.abandon(error)
+        while not self.commands.empty():
+            command = self.commands.get_nowait()
+            if command is not None:
+                command.abandon(error)
+
+    def _take_commands(self, backend: TransferBackend, wait_s: float) -> None:
+        """Takes every waiting command; waits up to ``wait_s`` for the first."""
+        try:
+            command = self.commands.get(timeout=wait_s) if wait_s else self.commands.get_nowait()
+            while True:
+                if isinstance(command, TransferJob):
+                    self._jobs.append(command)
+                elif command is not None:
+                    command.run(backend)
+                command = self.commands.get_nowait()
+        except queue.Empty:
+            return
+
+    def _advance(self, backend: TransferBackend) -> bool:
+        """One round over all transfers; True when any has moved."""
+        moved = False
+        in_flight = sum(job.in_flight for job in self._jobs)
+        remaining = []
+        for job in self._jobs:
+            fresh = not job.in_flight
+            if fresh and (in_flight >= self._config.max_in_flight or self.stop_by is not None):
+                remaining.append(job)
+                continue
+            state = job.advance(backend)
+            in_flight += job.in_flight - (not fresh)
+            if state is JobState.OVER:
+                self.ended += 1
+                self._counters.record(job.order.operation, job.outcome)
+                job.conclude()  # last: who sees the future complete sees it counted
+            else:
+                remaining.append(job)
+            if state is not JobState.WAITING:
+                moved = True
+                self._drain(backend)
+        self._jobs = remaining
+        return moved
+
+    def _drain(self, backend: TransferBackend) -> bool:
+        """Hands notices to the subscribers; True when there were any."""
+        arrived = backend.notices()
+        if not arrived:
+            return False
+        self._counters.notices += len(arrived)
+        for callback in self.subscribers:
+            try:
+                callback(arrived)
+            except Exception:
+                self._counters.callback_errors += 1
+                log.exception("a subscriber to notices failed")
+        return True
