@@ -1,0 +1,36 @@
+"""Models and channels of the end-to-end tests; the fleets themselves are in tests.support."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.support.reference import Reference
+from tests.support.tiny_model import make_tiny_qwen2vl
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Qwen2-VL with random weights."""
+    return make_tiny_qwen2vl(tmp_path_factory.mktemp("tiny-qwen2vl"))
+
+
+@pytest.fixture(scope="session")
+def reference(model: Path) -> Reference:
+    """The same model in plain transformers."""
+    return Reference(model)
+
+
+@pytest.fixture
+async def open_channel() -> AsyncIterator[object]:
+    """Opens channels by address; closed at the end."""
+    channels: list[grpc.aio.Channel] = []
+
+    def open_to(address: str) -> grpc.aio.Channel:
+        channels.append(grpc.aio.insecure_channel(address))
+        return channels[-1]
+
+    yield open_to
+    for channel in channels:
+        await channel.close()
