@@ -97,7 +97,8 @@ class Client:
                     ready.add(response.ready.image_index)
         except grpc.aio.AioRpcError as error:
             # Nobody was told of these handles, so no READ can run.
-            await self.release(list(planned.values()))
+            if planned:
+                await self.release(list(planned.values()))
             raise error_from_rpc(error) from error
         assert ready == planned.keys() == set(range(len(files)))
         return list(planned.values())
@@ -239,7 +240,8 @@ async def test_spans_hang_under_the_call_and_hits_have_none(
 
 
 async def test_cancelled_call_leaves_nothing(client: Client) -> None:
-    call = client.encoder.Encode(client.request(encoded(picture(168, 168, 55), "PNG")))
+    files = [encoded(picture(1200, 900, 50 + n), "BMP") for n in range(6)]
+    call = client.encoder.Encode(client.request(*files))
     await anext(aiter(call))
     call.cancel()
     started = time.monotonic()
