@@ -122,6 +122,7 @@ class EngineCore:
             return
         self._output_tokens += 1
         sequence.token_ids.append(token.token_id)
+        sequence.drop_embeddings()
         sequence.prefill_ended_ns = sequence.prefill_ended_ns or now
         reason = sequence.finish_reason(self._end_token_ids, self._max_context)
         if sequence.mode is RequestMode.PREFILL_ONLY:

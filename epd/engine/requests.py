@@ -124,8 +124,8 @@ class Failed:
     error: EpdError
 
 
-#: What a submitted request's listener receives. The last event of a request is Finished, Preempted
-#: or Failed; in PREFILL_ONLY mode it is PrefillDone or Failed.
+#: What ``deliver`` receives. The last event of a request is Finished, Preempted or Failed; in
+#: PREFILL_ONLY mode it is PrefillDone or Failed.
 EngineEvent = Admitted | PrefillDone | NewTokens | Finished | Preempted | Failed
 
 

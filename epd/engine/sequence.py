@@ -1,7 +1,7 @@
 """What the engine knows about one request while it lives. Plain Python."""
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from epd.engine.requests import EngineRequest, FinishReason, RequestMode
 
@@ -76,6 +76,11 @@ class Sequence:
     def grows(self) -> bool:
         """Whether it takes more blocks as it goes on."""
         return self.mode is not RequestMode.PREFILL_ONLY
+
+    def drop_embeddings(self) -> None:
+        """The prompt is computed: the images' embeddings may go."""
+        if self.request.embeddings:
+            self.request = replace(self.request, embeddings=())
 
     def ending_tokens(self, end_token_ids: frozenset[int]) -> frozenset[int]:
         """Tokens that end this output, given the model's own."""

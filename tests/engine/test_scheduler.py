@@ -18,7 +18,7 @@ CONFIG = EngineConfig(block_size=4, num_blocks=32, max_running=4, token_budget=1
 
 
 def sequence(name: str, length: int, mode: RequestMode = RequestMode.FULL) -> Sequence:
-    tokens = [hash(name) % 97] * length
+    tokens = [ord(name[0])] * length  # names of one initial share their prefix
     return Sequence(EngineRequest(name, tokens, SamplingParams(), mode), arrived_ns=0)
 
 
@@ -27,7 +27,7 @@ def arrived(name: str, length: int, pool: BlockPool) -> Sequence:
     assert blocks is not None
     made = EngineRequest(
         name,
-        [hash(name) % 97] * length,
+        [ord(name[0])] * length,
         SamplingParams(),
         RequestMode.PREFILLED,
         block_ids=tuple(blocks),
