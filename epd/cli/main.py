@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from epd.cli.chat import chat
 from epd.cli.model import app as model_app
 from epd.cli.status import status
 from epd.cli.trace import trace
@@ -18,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (up, status, trace):
+for command in (chat, up, status, trace):
     app.command()(command)
 app.add_typer(model_app, name="model")
 

@@ -61,9 +61,7 @@ async def application(config: RouterConfig, context: ServiceContext) -> AsyncIte
     builder = PromptBuilder(tokenizer, template, limits, config.prompt_threads)
     router = Router(_parts(config, context, registry, dispatcher, builder, tokenizer, facts))
     servicer = RouterServicer(router, registry, limits, config.requests.request_timeout_s)
-    router_pb2_grpc.add_RouterServiceServicer_to_server(  # type: ignore[no-untyped-call]
-        servicer, context.server.handlers
-    )
+    router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, context.server.handlers)
     watching = asyncio.create_task(_watch(registry, context))
     try:
         await registry.wait_until(dispatcher.has_route, config.fleet.worker_wait_s)

@@ -164,6 +164,8 @@ class Dispatcher:
     def _pick_pair(self, work: Work) -> tuple[Worker, Worker]:
         prefills = self._pool(self._registry.available(Role.PREFILL), work, "prefill")
         decodes = self._pool(self._registry.available(Role.DECODE), work, "decode")
+        # Prefill workers need not be paired with unified ones.
+        decodes = [worker for worker in decodes if not worker.info.unified] or decodes
         fitting = [prefill for prefill in prefills if pairing_partners(prefill, decodes)]
         if not fitting:
             raise LayoutMismatchError(

@@ -144,7 +144,7 @@ class WorkerWatch:
         raise UnavailableError("health watch ended")
 
     async def _greet(self) -> Worker:
-        stub = worker_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         response = await stub.GetInfo(worker_pb2.GetInfoRequest(), timeout=self._timings.silence_s)
         if response.role != self._role.wire:
             raise UnavailableError(f"is no {self._role.value} worker")
@@ -153,7 +153,7 @@ class WorkerWatch:
         return worker
 
     async def _watch_load(self, worker: Worker) -> None:
-        stub = worker_pb2_grpc.WorkerServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         call = stub.WatchLoad(worker_pb2.WatchLoadRequest())
         try:
             while (load := await _read(call, self._timings.silence_s)) is not None:

@@ -104,9 +104,9 @@ class Worker:
         self.role = role
         self.address = address
         self.info = info
-        self.encoder = EncoderServiceStub(channel)  # type: ignore[no-untyped-call]
-        self.prefill = PrefillServiceStub(channel)  # type: ignore[no-untyped-call]
-        self.decode = DecodeServiceStub(channel)  # type: ignore[no-untyped-call]
+        self.encoder = EncoderServiceStub(channel)
+        self.prefill = PrefillServiceStub(channel)
+        self.decode = DecodeServiceStub(channel)
         self.in_flight = 0
         #: Set for good once the process is taken for gone.
         self.gone = asyncio.Event()

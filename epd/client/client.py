@@ -1,0 +1,151 @@
+"""The connection to a router."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import grpc
+from opentelemetry import context as otel_context
+
+from epd.client.answers import Answer, AnswerStream
+from epd.client.model import Model, model_from_proto
+from epd.client.prompts import (
+    ImageSource,
+    Message,
+    Prompt,
+    RawText,
+    Tokens,
+    conversation,
+    refuse_images,
+)
+from epd.client.sampling import Sampling, sampling_to_proto
+from epd.rpc.channels import open_channel
+from epd.rpc.options import IMAGE_MESSAGE_BYTES
+from epd.rpc.status import error_from_rpc
+from epd.telemetry.propagation import inject_context
+from epd.v1 import router_pb2, router_pb2_grpc
+
+DEFAULT_TIMEOUT_S = 600.0
+
+
+class EpdClient:
+    """A connection to one router, shared by any number of concurrent requests.
+
+    The trace context of the current OpenTelemetry span, if there is one, goes along.
+
+    Args:
+        address: host:port of the router.
+        timeout_s: Deadline of a request that names none.
+    """
+
+    def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._channel = open_channel(address, message_bytes=IMAGE_MESSAGE_BYTES)
+        self._router = router_pb2_grpc.RouterServiceStub(self._channel)
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> "EpdClient":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connection; open requests are cancelled."""
+        await self._channel.close(None)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        images: Sequence[ImageSource] = (),
+        sampling: Sampling | None = None,
+        stop: Sequence[str] = (),
+        logprobs: bool = False,
+        model: str = "",
+        request_id: str = "",
+        timeout_s: float | None = None,
+    ) -> AnswerStream:
+        """Asks for an answer.
+
+        Args:
+            prompt: A text is one user message; otherwise messages, raw text or tokens.
+            images: Put before the text of a ``prompt`` that is a text.
+            sampling: How tokens are drawn.
+            stop: Texts that end the answer; they are not part of it.
+            logprobs: Whether deltas carry log probabilities.
+            model: Must be the served one; empty takes it.
+            request_id: Unique among live requests; empty lets the router choose.
+            timeout_s: Deadline of the whole request.
+
+        Raises:
+            ValueError: images beside a prompt that is no text.
+            OSError: an image file cannot be read.
+        """
+        request = router_pb2.GenerateRequest(
+            request_id=request_id,
+            model=model,
+            sampling=sampling_to_proto(sampling or Sampling()),
+            stop=stop,
+            logprobs=logprobs,
+        )
+        if isinstance(prompt, Tokens):
+            refuse_images(images)
+            request.token_prompt.token_ids.extend(prompt.token_ids)
+        elif isinstance(prompt, RawText):
+            refuse_images(images)
+            request.text_prompt = prompt.text
+        else:
+            request.conversation.CopyFrom(conversation(prompt, images))
+        call = self._router.Generate(
+            request, timeout=timeout_s or self._timeout_s, metadata=_trace_metadata()
+        )
+        return AnswerStream(call)
+
+    async def collect(self, prompt: Prompt, **options: Any) -> Answer:
+        """The whole answer; ``options`` are those of :meth:`generate`.
+
+        Raises:
+            EpdError: what the router answered.
+        """
+        return await self.generate(prompt, **options).collect()
+
+    async def count_tokens(
+        self, prompt: str | Sequence[Message] | RawText, images: Sequence[ImageSource] = ()
+    ) -> int:
+        """Prompt tokens, image placeholders included, without generating.
+
+        Raises:
+            EpdError: what the router answered.
+        """
+        request = router_pb2.CountTokensRequest()
+        if isinstance(prompt, RawText):
+            refuse_images(images)
+            request.text_prompt = prompt.text
+        else:
+            request.conversation.CopyFrom(conversation(prompt, images))
+        response = await self._unary(self._router.CountTokens, request)
+        return int(response.token_count)
+
+    async def model(self) -> Model:
+        """Which model is served, and by which workers.
+
+        Raises:
+            EpdError: what the router answered.
+        """
+        response = await self._unary(self._router.GetModel, router_pb2.GetModelRequest())
+        return model_from_proto(response)
+
+    async def _unary(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, timeout=self._timeout_s, metadata=_trace_metadata())
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+
+
+def _trace_metadata() -> tuple[tuple[str, str], ...]:
+    return tuple(inject_context(otel_context.get_current()))

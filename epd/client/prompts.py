@@ -1,0 +1,88 @@
+"""What can be asked: text, messages with images, raw text, tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from epd.v1 import router_pb2
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image file's bytes: PNG, JPEG, WebP, GIF, TIFF or BMP."""
+
+    data: bytes
+
+    @classmethod
+    def of(cls, source: "Image | bytes | Path") -> "Image":
+        """From bytes or a path; a path is read here.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        if isinstance(source, Image):
+            return source
+        return cls(source if isinstance(source, bytes) else source.read_bytes())
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message; ``role`` is system, user or assistant."""
+
+    role: str
+    content: str | Sequence[str | Image]
+
+
+@dataclass(frozen=True)
+class RawText:
+    """A prompt that is taken as it is, without chat template."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A prompt given as token ids."""
+
+    token_ids: Sequence[int]
+
+
+Prompt = str | Sequence[Message] | RawText | Tokens
+
+ImageSource = Image | bytes | Path
+
+
+def conversation(
+    prompt: str | Sequence[Message], images: Sequence[ImageSource]
+) -> router_pb2.Conversation:
+    """The wire form; images go before a prompt that is a text.
+
+    Raises:
+        ValueError: images beside messages.
+        OSError: an image file cannot be read.
+    """
+    if isinstance(prompt, str):
+        content: list[str | Image] = [*(Image.of(image) for image in images), prompt]
+        prompt = [Message("user", content)]
+    else:
+        refuse_images(images)
+    return router_pb2.Conversation(messages=[_message(message) for message in prompt])
+
+
+def refuse_images(images: Sequence[object]) -> None:
+    """Raises ValueError when there are images where none can be."""
+    if images:
+        raise ValueError("images go with a text or inside messages")
+
+
+def _message(message: Message) -> router_pb2.ChatMessage:
+    content = [message.content] if isinstance(message.content, str) else message.content
+    return router_pb2.ChatMessage(
+        role=message.role,
+        parts=[
+            router_pb2.ContentPart(image=part.data)
+            if isinstance(part, Image)
+            else router_pb2.ContentPart(text=part)
+            for part in content
+        ],
+    )
