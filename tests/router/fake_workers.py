@@ -6,6 +6,7 @@ continued elsewhere can be compared with one that was not.
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -55,11 +56,21 @@ class FakeWorker:
 
     role: worker_pb2.WorkerRole
 
-    def __init__(self, fabric: Fabric | None = None, *, port: int = 0, **info: Any) -> None:
+    def __init__(
+        self,
+        fabric: Fabric | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        **info: Any,
+    ) -> None:
         self.fabric = fabric or Fabric()
         self.instance_id = new_id()
         self.calls: Counter[str] = Counter()
         self.open_calls = 0
+        self.time_left_s: list[float] = []
+        self._handlers: set[asyncio.Task[Any]] = set()
+        self._breaking: EpdError | None = None
         self.requests: list[Any] = []
         self.load = worker_pb2.WatchLoadResponse(instance_id=self.instance_id)
         self.info = worker_pb2.GetInfoResponse(
@@ -77,17 +88,21 @@ class FakeWorker:
         )
         if self.role != worker_pb2.WORKER_ROLE_ENCODER and not info.get("kv_layout"):
             self.info.kv_layout.CopyFrom(common_pb2.KvLayout(block_size=32, dtype="float32"))
+        #: Holds back load reports while cleared, as a hung process does.
+        self.alive = asyncio.Event()
+        self.alive.set()
         #: Raised instead of doing the main call, as often as it is listed.
         self.failures: list[EpdError] = []
-        self.worker_service = WorkerServicer(lambda: self.info, self._report, heartbeat_s=0.05)
+        self.worker_service = _HangingWorkerService(self)
+        self._host = host
         self._port = port
 
     @property
     def address(self) -> str:
         """Where it listens."""
-        return f"127.0.0.1:{self._port}"
+        return f"{self._host}:{self._port}"
 
-    def _report(self) -> worker_pb2.WatchLoadResponse:
+    def report(self) -> worker_pb2.WatchLoadResponse:
         report = worker_pb2.WatchLoadResponse()
         report.CopyFrom(self.load)
         return report
@@ -128,13 +143,42 @@ class FakeWorker:
         """Counts a call while it is open; fails it when a failure is listed."""
         self.calls[name] += 1
         self.requests.append(request)
+        self.time_left_s.append(context.time_remaining() or 0.0)
         self.open_calls += 1
+        handler = asyncio.current_task()
+        assert handler is not None
+        self._handlers.add(handler)
         try:
             if self.failures:
                 await abort(context, self.failures.pop(0), "")
             yield
+        except asyncio.CancelledError:
+            if self._breaking is None:
+                raise
+            handler.uncancel()
+            await abort(context, self._breaking, "")
         finally:
+            self._handlers.discard(handler)
             self.open_calls -= 1
+
+    async def break_calls(self, error: EpdError) -> None:
+        """Ends all open calls with an error."""
+        self._breaking = error
+        for handler in self._handlers:
+            handler.cancel()
+
+
+class _HangingWorkerService(WorkerServicer):
+    """The real one, except that it stops when the fake plays dead."""
+
+    def __init__(self, worker: FakeWorker) -> None:
+        super().__init__(lambda: worker.info, worker.report, heartbeat_s=0.05)
+        self._worker = worker
+
+    async def WatchLoad(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        async for report in super().WatchLoad(request, context):
+            await self._worker.alive.wait()
+            yield report
 
 
 class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
@@ -203,6 +247,10 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
         self.hold_open_s = 0.0
         self.seals = True
         self.first_token_ends = False
+        self.arrived_s: list[float] = []
+        self.drawn_s: list[float] = []
+        #: Fails each call after ``prefill_s``.
+        self.late_failure: EpdError | None = None
         self.encoder: FakeEncoder | None = None
         self.after_first_token: Callable[[], Awaitable[None]] | None = None
 
@@ -210,11 +258,15 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, self.server)
 
     async def Prefill(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.arrived_s.append(time.monotonic())
         async with self.call("Prefill", request, context):
             await asyncio.sleep(self.prefill_s)
+            if self.late_failure is not None:
+                await abort(context, self.late_failure, "")
             if self.encoder is not None:  # has read the embeddings
                 self.encoder.held -= {image.handle.handle_id for image in request.images}
             token = answer_token(request.sampling.seed, request.emitted_count)
+            self.drawn_s.append(time.monotonic())
             yield prefill_pb2.PrefillResponse(
                 first_token=prefill_pb2.FirstToken(
                     token_id=END if self.first_token_ends else token,
@@ -246,6 +298,9 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
         #: Position in the answer at which the process dies, or preempts.
         self.die_at: int | None = None
         self.preempt_at: int | None = None
+        #: Tokens that come just before the death.
+        self.last_words: list[int] = []
+        self.emitted = 0
         #: Runs before the wait for the seal.
         self.before: Callable[[], Awaitable[None]] | None = None
 
@@ -265,6 +320,8 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
                 await asyncio.sleep(self.token_s)
                 if self.die_at is not None and position >= self.die_at:
                     self.die_at = None
+                    if self.last_words:
+                        yield _tokens(self.last_words)
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
                 if self.preempt_at is not None and position >= self.preempt_at:
                     self.preempt_at = None
@@ -272,9 +329,8 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
                     return
                 end = min(position + self.tokens_per_message, request.sampling.max_tokens)
                 tokens = [answer_token(request.sampling.seed, i) for i in range(position, end)]
-                yield decode_pb2.DecodeResponse(
-                    tokens=decode_pb2.Tokens(token_ids=tokens, logprobs=[-0.5] * len(tokens))
-                )
+                self.emitted += len(tokens)
+                yield _tokens(tokens)
                 position = end
             yield decode_pb2.DecodeResponse(
                 finished=decode_pb2.Finished(
@@ -282,3 +338,9 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
                     usage=common_pb2.Usage(prompt_tokens=7, image_tokens=5),
                 )
             )
+
+
+def _tokens(token_ids: list[int]) -> decode_pb2.DecodeResponse:
+    return decode_pb2.DecodeResponse(
+        tokens=decode_pb2.Tokens(token_ids=token_ids, logprobs=[-0.5] * len(token_ids))
+    )

@@ -1,12 +1,14 @@
 """A router in this process, on a real socket, in front of fake workers."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from epd.config import resolve
 from epd.rpc.options import IMAGE_MESSAGE_BYTES, channel_options
@@ -105,6 +107,20 @@ def request(
         sampling=common_pb2.SamplingParams(seed=seed, max_tokens=max_tokens),
         **fields,
     )
+
+
+async def failure(call: Any) -> grpc.aio.AioRpcError:
+    """The status that a stream ends with, which must not be OK."""
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await collect(call)
+    return raised.value
+
+
+async def eventually(condition: Callable[[], bool], within_s: float = 1.0) -> None:
+    """Waits until the condition holds."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 @dataclass

@@ -1,0 +1,207 @@
+"""What fails on a worker reaches the client with the right status, and the other legs end."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from epd.errors import (
+    InvalidRequestError,
+    ResourceExhaustedError,
+    TransferFailedError,
+)
+from epd.rpc.status import error_from_rpc
+from epd.v1 import router_pb2
+from tests.router.conftest import Fleet
+from tests.router.fake_workers import FakeEncoder, FakePrefill
+from tests.router.harness import (
+    RunningRouter,
+    collect,
+    eventually,
+    failure,
+    request,
+    router,
+    running,
+)
+
+
+async def test_f34_prefills_rejection_reaches_the_client_while_decode_waits(
+    model: Path, fleet: Fleet
+) -> None:
+    fleet.prefill.failures = [InvalidRequestError("bad grid", field="images[0]")]
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        started = time.monotonic()
+        error = await failure(served.stub.Generate(request("hi", [b"image"])))
+        assert time.monotonic() - started < 1.0
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.details() == "bad grid"
+        await eventually(lambda: fleet.decode.open_calls == 0)
+        await eventually(lambda: not fleet.encoder.held)
+    assert fleet.prefill.calls["Prefill"] == 1
+
+
+async def test_f34_prefills_error_wins_over_what_decode_says_in_consequence(
+    model: Path, fleet: Fleet
+) -> None:
+    """Decode's stream breaks first; the cause comes from prefill a moment later."""
+    fleet.decode.failures = [TransferFailedError("sender gave up")]
+    fleet.prefill.prefill_s = 0.05
+
+    fleet.prefill.late_failure = InvalidRequestError("the cause", field="x")
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        error = await failure(served.stub.Generate(request()))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details() == "the cause"
+
+
+async def test_f35_a_failed_decode_call_cancels_prefills_work(model: Path, fleet: Fleet) -> None:
+    fleet.decode.failures = [InvalidRequestError("no", field="x")]
+    fleet.prefill.prefill_s = 30
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        started = time.monotonic()
+        error = await failure(served.stub.Generate(request("hi", [b"image"])))
+        assert time.monotonic() - started < 1.0
+        assert error.details() == "no"
+        await eventually(lambda: fleet.prefill.open_calls == 0)
+        await eventually(lambda: not fleet.encoder.held)
+    # Prefill may have begun to read: only it can say that the memory is free.
+    assert fleet.encoder.settled == [False]
+
+
+async def test_a_failed_encode_cancels_its_siblings_and_releases_their_handles(
+    model: Path, fleet: Fleet
+) -> None:
+    other = FakeEncoder(fleet.fabric)
+    workers = [*fleet.workers, other]
+    for encoder in (fleet.encoder, other):
+        encoder.encode_s = 30
+    images = [bytes([index]) for index in range(8)]
+    async with running(*workers), router(model, workers) as served:
+        call = served.stub.Generate(request("hi", images))
+        waiting = asyncio.create_task(failure(call))
+        await eventually(lambda: len(fleet.encoder.held) + len(other.held) == 8)
+        assert fleet.encoder.held
+        assert other.held
+        await other.break_calls(InvalidRequestError("truncated image", field="images[3]"))
+        error = await waiting
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.details() == "truncated image"
+        await eventually(lambda: fleet.encoder.open_calls == 0)
+        await eventually(lambda: not fleet.encoder.held and not other.held)
+    assert fleet.prefill.calls["Prefill"] == 0
+    assert set(fleet.encoder.settled) == {True}
+
+
+@pytest.mark.parametrize("stage", ["encode", "prefill", "decode"])
+async def test_cancel_reaches_every_leg_and_releases_handles(
+    model: Path, fleet: Fleet, stage: str
+) -> None:
+    slow = {"encode": "encode_s", "prefill": "prefill_s", "decode": "token_s"}[stage]
+    worker = {"encode": fleet.encoder, "prefill": fleet.prefill, "decode": fleet.decode}[stage]
+    setattr(worker, slow, 30.0)
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        call = served.stub.Generate(request("hi", [b"image"], request_id="again"))
+        reading = asyncio.create_task(collect(call))
+        await eventually(lambda: worker.open_calls == 1)
+        await asyncio.sleep(0.05)
+        reading.cancel()
+        await eventually(lambda: all(worker.open_calls == 0 for worker in fleet.workers))
+        await eventually(lambda: not fleet.encoder.held)
+        setattr(worker, slow, 0.0)
+        # The id is free again at once, too.
+        answer = await collect(served.stub.Generate(request("hi", [b"image"], request_id="again")))
+        assert len(answer.token_ids) == 8
+        assert all(state.in_flight == 0 for state in await _workers(served))
+
+
+async def test_the_clients_deadline_is_passed_on_and_ends_every_leg(
+    model: Path, fleet: Fleet
+) -> None:
+    fleet.prefill.prefill_s = 30
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        error = await failure(served.stub.Generate(request(), timeout=0.3))
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await eventually(lambda: all(worker.open_calls == 0 for worker in fleet.workers))
+    assert 0 < fleet.prefill.time_left_s[0] <= 0.3
+    assert 0 < fleet.decode.time_left_s[0] <= 0.3
+
+
+async def test_the_routers_own_deadline_holds_when_the_client_gives_none(
+    model: Path, fleet: Fleet
+) -> None:
+    fleet.decode.token_s = 0.05
+    async with (
+        running(*fleet.workers),
+        router(model, fleet.workers, request_timeout_s="0.3") as served,
+    ):
+        error = await failure(served.stub.Generate(request(max_tokens=100)))
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "0.3 s" in str(error.details())
+
+
+async def test_the_first_token_has_a_budget_of_its_own(model: Path, fleet: Fleet) -> None:
+    fleet.prefill.prefill_s = 30
+    async with (
+        running(*fleet.workers),
+        router(model, fleet.workers, first_token_timeout_s="0.2") as served,
+    ):
+        error = await failure(served.stub.Generate(request()))
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert error_from_rpc(error).reason == "FIRST_TOKEN_TIMEOUT"
+        # Once there is a token, only the deadline counts.
+        fleet.prefill.prefill_s, fleet.decode.token_s = 0, 0.05
+        answer = await collect(served.stub.Generate(request(max_tokens=8)))
+    assert len(answer.token_ids) == 8
+
+
+async def test_a_full_worker_is_told_to_the_client_after_others_were_tried_once(
+    model: Path, fleet: Fleet
+) -> None:
+    other = FakePrefill(fleet.fabric)
+    workers = [*fleet.workers, other]
+    full = ResourceExhaustedError("queue full", retry_after_s=2.5)
+    fleet.prefill.failures, other.failures = [full] * 5, [full] * 5
+    async with running(*workers), router(model, workers) as served:
+        error = error_from_rpc(await failure(served.stub.Generate(request())))
+    assert isinstance(error, ResourceExhaustedError)
+    assert error.retry_after_s == 2.5
+    assert fleet.prefill.calls["Prefill"] == other.calls["Prefill"] == 1
+
+
+async def test_a_full_worker_is_not_tried_twice_when_there_is_no_other(
+    model: Path, fleet: Fleet
+) -> None:
+    fleet.prefill.failures = [ResourceExhaustedError("queue full")] * 5
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        error = await failure(served.stub.Generate(request()))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert fleet.prefill.calls["Prefill"] == 1
+
+
+async def test_without_workers_the_answer_is_unavailable_at_once(model: Path, fleet: Fleet) -> None:
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        await fleet.prefill.stop()
+        await asyncio.sleep(0.1)
+        started = time.monotonic()
+        error = await failure(served.stub.Generate(request()))
+        assert time.monotonic() - started < 1.0
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert error_from_rpc(error).reason == "NO_PREFILL_WORKER"
+
+
+async def test_a_worker_bug_is_internal_with_a_fixed_text(model: Path, fleet: Fleet) -> None:
+    async def crash() -> None:
+        raise ValueError("secret")
+
+    fleet.decode.before = crash
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        error = await failure(served.stub.Generate(request()))
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert "secret" not in str(error.details())
+
+
+async def _workers(served: RunningRouter) -> list[router_pb2.WorkerStatus]:
+    response = await served.stub.GetModel(router_pb2.GetModelRequest())
+    return list(response.workers)

@@ -1,0 +1,75 @@
+"""F36: the first token goes out as soon as it exists."""
+
+import statistics
+import time
+from pathlib import Path
+
+from tests.router.conftest import Fleet
+from tests.router.harness import request, router, running
+from tests.router.model_folder import END
+
+
+async def test_f36_the_first_token_does_not_wait_for_prefills_call_to_end(
+    model: Path, fleet: Fleet
+) -> None:
+    fleet.prefill.hold_open_s = 1.0
+    fleet.prefill.seals = False
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        started = time.monotonic()
+        async for response in served.stub.Generate(request()):
+            first_s = time.monotonic() - started
+            assert list(response.delta.token_ids)
+            break
+    assert first_s < 0.5
+
+
+async def test_the_whole_answer_does_not_wait_for_prefills_call_to_end(
+    model: Path, fleet: Fleet
+) -> None:
+    fleet.prefill.hold_open_s = 1.0
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        started = time.monotonic()
+        async for response in served.stub.Generate(request()):
+            if response.HasField("completion"):
+                completed_s = time.monotonic() - started
+    assert completed_s < 0.5
+
+
+async def test_f36_the_routers_own_share_of_ttft_is_below_3_ms(model: Path, fleet: Fleet) -> None:
+    """From the client's call to prefill's handler and from prefill's token to the client."""
+    shares_s = []
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        for _ in range(60):
+            called = time.monotonic()
+            call = served.stub.Generate(request("word " * 60, max_tokens=2))
+            async for response in call:
+                if response.HasField("delta"):
+                    arrived = time.monotonic()
+                    break
+            call.cancel()
+            inside = fleet.prefill.drawn_s[-1] - fleet.prefill.arrived_s[-1]
+            shares_s.append(arrived - called - inside)
+    print("SHARES", sorted(shares_s)[::10], _slowness())
+    assert statistics.median(shares_s) < 0.003 * _slowness()
+
+
+async def test_when_the_first_token_ends_the_answer_decode_is_cancelled(
+    model: Path, fleet: Fleet
+) -> None:
+    fleet.prefill.first_token_ends = True
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        tokens = []
+        async for response in served.stub.Generate(request()):
+            tokens += response.delta.token_ids
+        assert tokens == [END]
+        assert response.completion.finish_reason == 1
+        assert response.completion.usage.completion_tokens == 1
+    assert fleet.decode.open_calls == 0
+    assert fleet.decode.emitted == 0
+
+
+def _slowness() -> float:
+    """How much slower than a quiet 2024 core this machine runs Python now, at least 1."""
+    started = time.perf_counter()
+    sum(range(1_000_000))
+    return max(1.0, (time.perf_counter() - started) / 0.025)
