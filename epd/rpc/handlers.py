@@ -20,12 +20,13 @@ def wrap_handler(handler: RpcMethodHandler, around: Around) -> RpcMethodHandler:
     inner, make = _behaviour(handler)
 
     if inspect.isasyncgenfunction(inner):
-
-        async def stream(request: Any, context: ServicerContext) -> AsyncIterator[Any]:
+        # Not a generator itself: gRPC leaves the generator of a cancelled call to the garbage
+        # collector, which closes it some time later and outside its context.
+        async def stream(request: Any, context: ServicerContext) -> None:
             message = None if handler.request_streaming else request
             async with around(message, context), contextlib.aclosing(inner(request, context)) as it:
                 async for response in it:
-                    yield response
+                    await context.write(response)
 
         outer: Callable[..., Any] = stream
     else:
