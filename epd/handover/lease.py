@@ -37,8 +37,6 @@ class Lease:
     record: SealRecord | None = None
     #: The writer has confirmed that it is through.
     settled: bool = False
-    #: End of a quarantine whose writer is gone; None while the writer lives.
-    hold_until_ns: int | None = None
 
     @property
     def writable_blocks(self) -> tuple[int, ...]:

@@ -1,9 +1,7 @@
 """Who may write to which decode memory, and when that memory may be used again. Plain Python."""
 
 import itertools
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from epd.engine.block_pool import BlockPool
 from epd.errors import (
@@ -16,41 +14,11 @@ from epd.errors import (
     UnavailableError,
 )
 from epd.handover.lease import Lease, LeaseState
+from epd.handover.lease_config import LeaseConfig
+from epd.handover.lease_counters import LeaseCounters
+from epd.handover.quarantine import Quarantine
 from epd.handover.seal import SealRecord, SealSlots
 from epd.handover.tombstones import Tombstones
-
-
-@dataclass(frozen=True)
-class LeaseConfig:
-    """Bounds of the lease table; durations in seconds.
-
-    ``progress_timeout_s``: a lease without a WRITE or a Renew ends; also the longest time a sealed
-    one waits to be taken. ``settle_grace_s``: how long notices may lag behind their writer's word
-    that it is through. ``hold_s``: how long memory of a writer that is gone stays out of use.
-    ``peer_share``: most of the pool's blocks that one writer may have reserved or in quarantine.
-    """
-
-    progress_timeout_s: float = 5.0
-    settle_grace_s: float = 1.0
-    hold_s: float = 30.0
-    peer_share: float = 0.5
-    tombstone_s: float = 120.0
-    max_tombstones: int = 65536
-
-
-@dataclass
-class LeaseCounters:
-    """Totals since the start."""
-
-    granted: int = 0
-    sealed: int = 0
-    expired: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    refused_late: int = 0
-    unknown_renewals: int = 0
-    peers_lost: int = 0
-    failed_by_reason: Counter[str] = field(default_factory=Counter)
 
 
 class LeaseTable:
@@ -87,7 +55,7 @@ class LeaseTable:
         self._leases: dict[str, Lease] = {}
         self._generations = itertools.count(1)
         self._tombstones = Tombstones(config.max_tombstones, config.tombstone_s, clock_ns)
-        self._peer_blocks: Counter[str] = Counter()
+        self._quarantine = Quarantine(pool, slots, config.hold_s, clock_ns)
 
     @property
     def peer_cap(self) -> int:
@@ -96,11 +64,11 @@ class LeaseTable:
 
     def count(self, state: LeaseState) -> int:
         """Leases in a state."""
-        return sum(lease.state is state for lease in self._leases.values())
+        return sum(lease.state is state for lease in self._all())
 
     def get(self, transfer_id: str) -> Lease | None:
         """The lease of a transfer, quarantined ones included."""
-        return self._leases.get(transfer_id)
+        return self._leases.get(transfer_id) or self._quarantine.get(transfer_id)
 
     def ended(self, transfer_id: str) -> EpdError | None:
         """Why a transfer is over, if it is and that is remembered."""
@@ -114,17 +82,18 @@ class LeaseTable:
             DuplicateRequestError: another peer holds a lease under this id.
             ResourceExhaustedError: the peer is at its cap, or no pool could ever hold so much.
         """
-        lease = self._leases.get(transfer_id)
+        lease = self.get(transfer_id)
         if lease is not None and lease.peer != peer:
             raise DuplicateRequestError(f"transfer {transfer_id} belongs to another prefill worker")
         over = self._tombstones.get(transfer_id)
         if over is not None:
             self.counters.refused_late += 1
             raise over.with_traceback(None)
-        if lease is None and self._peer_blocks[peer] + block_count > self.peer_cap:
+        held = sum(len(one.writable_blocks) for one in self._all() if one.peer == peer)
+        if lease is None and held + block_count > self.peer_cap:
             raise ResourceExhaustedError(
-                f"prefill instance {peer} holds {self._peer_blocks[peer]} blocks, asks for "
-                f"{block_count} more and may hold {self.peer_cap}",
+                f"prefill instance {peer} holds {held} blocks, asks for {block_count} more "
+                f"and may hold {self.peer_cap}",
                 reason="PEER_AT_CAP",
             )
         return lease
@@ -159,7 +128,6 @@ class LeaseTable:
             self._clock_ns(),
         )
         self._leases[transfer_id] = lease
-        self._peer_blocks[peer] += len(fresh)
         self.counters.granted += 1
         return lease
 
@@ -187,7 +155,8 @@ class LeaseTable:
         lease = self._leases.get(transfer_id)
         if lease is None or lease.state is not LeaseState.SEALED:
             raise NotFoundError(f"no sealed transfer {transfer_id}", reason="TRANSFER_UNKNOWN")
-        self._remove(lease)
+        del self._leases[transfer_id]
+        self._slots.give_back(lease.seal_slot)
         self._tombstones.put(
             transfer_id, NotFoundError(f"transfer {transfer_id} is taken", reason="TRANSFER_TAKEN")
         )
@@ -200,7 +169,7 @@ class LeaseTable:
         unknown = []
         for transfer_id in transfer_ids:
             lease = self._leases.get(transfer_id)
-            if lease is not None and lease.state is not LeaseState.QUARANTINED:
+            if lease is not None:
                 if lease.state is not LeaseState.SEALED:
                     lease.progress_ns = self._clock_ns()
                 continue
@@ -219,9 +188,8 @@ class LeaseTable:
         lease = self._leases.get(transfer_id)
         if lease is None:
             self._tombstones.put(transfer_id, error)
-        elif lease.state is LeaseState.QUARANTINED:
             if settled:
-                self._free(lease)
+                self._quarantine.settle(transfer_id)
         elif lease.state is not LeaseState.SEALED:
             lease.settled = lease.settled or settled
             self._end(lease, error)
@@ -230,8 +198,7 @@ class LeaseTable:
         """Ends a transfer in whatever state, because nobody here wants it any more."""
         error = error or RequestCancelledError(f"transfer {transfer_id} was cancelled")
         lease = self._leases.get(transfer_id)
-        if lease is None or lease.state is not LeaseState.QUARANTINED:
-            self.counters.cancelled += 1
+        self.counters.cancelled += 1
         if lease is not None and lease.state is LeaseState.SEALED:
             self._end(lease, error)
         else:
@@ -240,60 +207,47 @@ class LeaseTable:
     def settle(self, transfer_ids: Iterable[str]) -> None:
         """Notes that writers are through with transfers; unknown ids are fine."""
         for transfer_id in transfer_ids:
+            self._quarantine.settle(transfer_id)
             lease = self._leases.get(transfer_id)
-            if lease is None:
-                continue
-            if not lease.settled:
+            if lease is not None and not lease.settled:
                 lease.settled = True
                 lease.progress_ns = self._clock_ns()
-            if lease.state is LeaseState.QUARANTINED:
-                self._free(lease)
 
     def peer_arrived(self, peer: str) -> None:
         """The writer is connected (again): its quarantines wait for its Settle."""
-        for lease in self._of(peer):
-            lease.hold_until_ns = None
+        self._quarantine.peer_arrived(peer)
 
     def peer_gone(self, peer: str) -> None:
         """The writer is gone: its transfers fail, and its memory is free after the hold time."""
         self.counters.peers_lost += 1
-        for lease in self._of(peer):
-            if lease.state in (LeaseState.RESERVED, LeaseState.RECEIVING):
-                self._end(
-                    lease,
-                    UnavailableError(
-                        f"prefill instance {peer} was lost during the KV push: "
-                        + lease.describe(self._layer_count),
-                        reason="PEER_LOST",
-                    ),
-                )
-        until = self._clock_ns() + int(self._config.hold_s * 1e9)
-        for lease in self._of(peer):
-            if lease.state is LeaseState.QUARANTINED:
-                lease.hold_until_ns = until
+        for lease in list(self._leases.values()):
+            if lease.peer == peer and lease.state is not LeaseState.SEALED:
+                text = f"prefill instance {peer} was lost during the KV push: "
+                far = lease.describe(self._layer_count)
+                self._end(lease, UnavailableError(text + far, reason="PEER_LOST"))
+        self._quarantine.peer_gone(peer)
 
     def expire(self) -> None:
         """Ends leases without progress and quarantines whose hold time has passed."""
         now = self._clock_ns()
         for lease in list(self._leases.values()):
-            if lease.state is LeaseState.QUARANTINED:
-                if lease.hold_until_ns is not None and now >= lease.hold_until_ns:
-                    self._free(lease)
-            elif now - lease.progress_ns > self._patience_s(lease) * 1e9:
+            if now - lease.progress_ns > self._patience_s(lease) * 1e9:
                 self.counters.expired += 1
                 self._end(lease, self._expiry(lease))
+        self._quarantine.expire()
         self._tombstones.prune()
 
     def check_integrity(self) -> None:
-        """Asserts that leases and seal slots account for each other."""
-        slots = [lease.seal_slot for lease in self._leases.values()]
+        """Asserts that leases, seal slots and blocks account for each other."""
+        slots = [lease.seal_slot for lease in self._all()]
         assert len(set(slots)) == len(slots), "two leases share a seal slot"
         assert len(slots) + self._slots.free_count == self._slots.count, "seal slots lost"
-        held: Counter[str] = Counter()
-        for lease in self._leases.values():
-            held[lease.peer] += len(lease.writable_blocks)
-        assert held == +self._peer_blocks, "peers' block counts disagree"
+        set_aside = sum(len(lease.writable_blocks) for lease in self._quarantine)
+        assert set_aside == self._pool.num_quarantined, "quarantined blocks lost"
         self._pool.check_integrity()
+
+    def _all(self) -> Iterator[Lease]:
+        return itertools.chain(self._leases.values(), self._quarantine)
 
     def _patience_s(self, lease: Lease) -> float:
         through = lease.settled and lease.state is not LeaseState.SEALED
@@ -313,7 +267,7 @@ class LeaseTable:
         )
 
     def _seal_if_complete(self, lease: Lease) -> bool:
-        if lease.state is not LeaseState.QUARANTINED and lease.complete:
+        if lease.complete:
             lease.state = LeaseState.SEALED
             self.counters.sealed += 1
             return True
@@ -324,28 +278,10 @@ class LeaseTable:
         self.counters.failed += 1
         self.counters.failed_by_reason[error.reason] += 1
         self._tombstones.put(lease.transfer_id, error)
-        cached = lease.block_ids[: lease.cached_block_count]
+        del self._leases[lease.transfer_id]
         if lease.settled or lease.state is LeaseState.SEALED:
             self._pool.free(lease.block_ids)
-            self._remove(lease)
+            self._slots.give_back(lease.seal_slot)
         else:
-            self._pool.free(cached)
-            self._pool.quarantine(lease.writable_blocks)
-            lease.state = LeaseState.QUARANTINED
+            self._quarantine.add(lease)
         self._on_end(lease, error)
-
-    def _free(self, lease: Lease) -> None:
-        """QUARANTINED → FREE."""
-        assert lease.state is LeaseState.QUARANTINED
-        self._pool.settle(lease.writable_blocks)
-        self._remove(lease)
-
-    def _remove(self, lease: Lease) -> None:
-        del self._leases[lease.transfer_id]
-        self._slots.give_back(lease.seal_slot)
-        self._peer_blocks[lease.peer] -= len(lease.writable_blocks)
-        if not self._peer_blocks[lease.peer]:
-            del self._peer_blocks[lease.peer]
-
-    def _of(self, peer: str) -> list[Lease]:
-        return [lease for lease in self._leases.values() if lease.peer == peer]

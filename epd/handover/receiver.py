@@ -11,7 +11,8 @@ from epd.engine.kv_layout import KvLayout
 from epd.errors import EpdError, NotFoundError, TransferFailedError, UnavailableError
 from epd.handover.control import Reservation
 from epd.handover.lease import Lease, LeaseState
-from epd.handover.leases import LeaseConfig, LeaseTable
+from epd.handover.lease_config import LeaseConfig
+from epd.handover.leases import LeaseTable
 from epd.handover.notice import Notice, NoticeKind
 from epd.handover.reserve_queue import ReserveQueue
 from epd.handover.seal import SealRecord, SealSlots

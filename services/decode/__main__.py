@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from epd.engine.async_engine import AsyncEngine
-from epd.handover.leases import LeaseConfig
+from epd.handover.lease_config import LeaseConfig
 from epd.handover.receiver import KvReceiver, ReceiverConfig
 from epd.handover.seal import SealSlots
 from epd.rpc.service import Service, ServiceContext

@@ -13,7 +13,7 @@ from epd.engine.kv_layout import KvLayout, KvRegion
 from epd.engine.requests import LayerProgress
 from epd.handover.control import PushTarget
 from epd.handover.faults import Faults, FaultyBackend
-from epd.handover.leases import LeaseConfig
+from epd.handover.lease_config import LeaseConfig
 from epd.handover.receiver import KvReceiver, ReceiverConfig
 from epd.handover.seal import SEAL_BYTES, SealSlots
 from epd.handover.sender import KvSender, SenderConfig

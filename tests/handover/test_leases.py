@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from epd.engine.block_pool import BlockPool
 from epd.errors import EpdError, NotFoundError, TransferFailedError
 from epd.handover.lease import LeaseState
-from epd.handover.leases import LeaseConfig, LeaseTable
+from epd.handover.lease_config import LeaseConfig
+from epd.handover.leases import LeaseTable
 from epd.handover.seal import SealRecord, SealSlots
 
 BLOCKS = 24

@@ -5,7 +5,7 @@ import random
 import resource
 
 from epd.errors import EpdError
-from epd.handover.leases import LeaseConfig
+from epd.handover.lease_config import LeaseConfig
 from tests.handover.sides import make_pair
 
 

@@ -16,7 +16,7 @@ from epd.errors import (
     UnavailableError,
 )
 from epd.handover.lease import LeaseState
-from epd.handover.leases import LeaseConfig
+from epd.handover.lease_config import LeaseConfig
 from epd.transfer.transfer_loop import AgentConfig
 from tests.handover.sides import eventually
 

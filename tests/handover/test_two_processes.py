@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from epd.errors import TransferFailedError, UnavailableError
-from epd.handover.leases import LeaseConfig
+from epd.handover.lease_config import LeaseConfig
 from epd.transfer.base import AgentDescriptor
 from tests.handover.sides import SEAL_BYTES, Decode, eventually
 from tests.transfer.peers import ROOT
