@@ -31,6 +31,14 @@ def shared_fleets():
     fleets.close()
 
 
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """Folder of a random Qwen2-VL of a few layers."""
+    from tests.support.tiny_model import make_tiny_qwen2vl  # imports torch, which not all need
+
+    return make_tiny_qwen2vl(tmp_path_factory.mktemp("tiny-qwen2-vl"))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """Adds the logs of shared fleets to a failed test."""
