@@ -1,4 +1,4 @@
-"""The GenAI server metrics of a router."""
+"""What a router measures of a request: the GenAI server metrics and the hand-over."""
 
 from opentelemetry.metrics import Meter
 
@@ -13,6 +13,7 @@ class GenAiMetrics:
         self._request_duration = histogram(meter, names.GEN_AI_SERVER_REQUEST_DURATION)
         self._time_to_first_token = histogram(meter, names.GEN_AI_SERVER_TIME_TO_FIRST_TOKEN)
         self._time_per_output_token = histogram(meter, names.GEN_AI_SERVER_TIME_PER_OUTPUT_TOKEN)
+        self._handover = histogram(meter, names.DISAGG_PREFILL_TO_DECODE_LATENCY_MS)
         self._attributes = {
             names.GEN_AI_PROVIDER_NAME: names.PROVIDER_EPD,
             names.GEN_AI_REQUEST_MODEL: model_name,
@@ -20,15 +21,27 @@ class GenAiMetrics:
         }
 
     def record_success(
-        self, operation: str, *, duration_s: float, first_token_s: float, output_tokens: int
+        self,
+        operation: str,
+        *,
+        duration_s: float,
+        first_token_s: float,
+        output_tokens: int,
+        handover_ns: int | None = None,
     ) -> None:
-        """A request that ended by itself; both times count from its arrival."""
+        """A request that ended by itself; both times count from its arrival.
+
+        ``handover_ns`` runs from the first token to the start of decode; None where one worker did
+        both or the first token was the last.
+        """
         attributes = {**self._attributes, names.GEN_AI_OPERATION_NAME: operation}
         self._request_duration.record(duration_s, attributes)
         self._time_to_first_token.record(first_token_s, attributes)
         if output_tokens > 1:
             per_token_s = (duration_s - first_token_s) / (output_tokens - 1)
             self._time_per_output_token.record(per_token_s, attributes)
+        if handover_ns is not None:
+            self._handover.record(handover_ns / 1e6)
 
     def record_failure(self, operation: str, *, duration_s: float, error_type: str) -> None:
         """A request that ended with a status; ``error_type`` is the code's name."""

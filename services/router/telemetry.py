@@ -11,6 +11,7 @@ from epd.telemetry import semconv
 from epd.telemetry.genai_metrics import GenAiMetrics
 from epd.telemetry.setup import Telemetry
 from services.router.calls import Completion, Conversation, GenerateCall
+from services.router.critical_path import KV_HANDOVER
 
 
 class RequestRecord:
@@ -86,6 +87,7 @@ class RequestRecord:
             duration_s=self._elapsed_s(),
             first_token_s=completion.ttft_ns / 1e9,
             output_tokens=usage.completion_tokens,
+            handover_ns=completion.timings_ns.get(KV_HANDOVER),
         )
 
     def failed(self, error: Exception) -> None:
