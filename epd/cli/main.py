@@ -5,6 +5,7 @@ import sys
 import typer
 
 from epd.cli.chat import chat
+from epd.cli.demo import demo
 from epd.cli.model import app as model_app
 from epd.cli.status import status
 from epd.cli.trace import trace
@@ -19,7 +20,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (chat, up, status, trace):
+for command in (demo, up, status, chat, trace):
     app.command()(command)
 app.add_typer(model_app, name="model")
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import grpc
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from epd.cli.terminal import make_console
 from epd.config import ConfigError
 from epd.fleet.state import StateFolder
 from epd.rpc.channels import open_channel
@@ -35,7 +35,7 @@ def status(
         model, workers = asyncio.run(read_status(address))
     except grpc.aio.AioRpcError as error:
         raise ConfigError(f"no router answers at {address}: {error.details()}") from error
-    console = Console()
+    console = make_console()
     console.print(
         f"router {address} serves [bold]{model.model_name}[/bold], "
         f"context {model.context_length}, "

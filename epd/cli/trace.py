@@ -3,11 +3,11 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from epd.cli.terminal import make_console
 from epd.config import ConfigError
 from epd.fleet.state import StateFolder
-from epd.telemetry.waterfall import render_waterfall
+from epd.telemetry.waterfall import Waterfall
 
 
 def trace(
@@ -23,4 +23,4 @@ def trace(
         raise ConfigError(f"{wanted}; `epd up` keeps those of its requests")
     if trace_id and len(known) > 1:
         raise ConfigError(f"{len(known)} traces begin with {trace_id}")
-    Console().print(render_waterfall(traces.spans(known[-1])))
+    make_console().print(Waterfall(traces.spans(known[-1])))

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from epd.cli.model_folder import DEFAULT_MODEL, check_model_folder
 from epd.cli.running_fleet import OTLP_VARIABLE, running_fleet, sigterm_interrupts
+from epd.cli.terminal import make_console
 from epd.config import ConfigError
 from epd.fleet.fleet import Fleet
 from epd.fleet.plan import FleetPlan
@@ -36,7 +36,7 @@ def up(
     except ValueError as error:
         raise ConfigError(str(error)) from error
     state = StateFolder()
-    console = Console()
+    console = make_console()
     with sigterm_interrupts(), contextlib.suppress(KeyboardInterrupt):
         console.print(f"starting {plan.process_count} processes …")
         with running_fleet(plan, state, state.traces) as fleet:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -11,6 +11,9 @@ from epd.telemetry import semconv
 from epd.telemetry.received_span import ReceivedSpan
 
 BAR_WIDTH = 48
+MIN_BAR_WIDTH = 16
+SERVICE_WIDTH = 8
+DURATION_WIDTH = 9
 _COLOURS = {
     "epd-router": "cyan",
     "epd-encoder": "magenta",
@@ -30,38 +33,60 @@ _NOTES = (
 )
 
 
-def render_waterfall(spans: Sequence[ReceivedSpan]) -> RenderableType:
-    """Lines in the order of the tree; bars share one time axis, from first start to last end.
+class Waterfall:
+    """A trace to print: lines in the order of the tree, bars on one time axis.
 
-    Times are those of each span's own host: between hosts the bars are as good as their clocks,
-    the durations are not affected.
+    Bars take the width that is left; what a span has to tell stands behind its bar where there is
+    room, else below. Times are those of each span's own host: between hosts the bars are as good as
+    their clocks, the durations are not affected.
     """
-    if not spans:
-        return Text("the trace has no spans")
-    origin_ns = min(span.start_ns for span in spans)
-    total_ns = max(max(span.end_ns for span in spans) - origin_ns, 1)
-    services = {span.service for span in spans}
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("span", no_wrap=True)
-    table.add_column("service", no_wrap=True)
-    table.add_column("ms", justify="right", no_wrap=True)
-    table.add_column(f"0 … {total_ns / 1e6:.1f} ms", width=BAR_WIDTH, no_wrap=True)
-    table.add_column("")
-    for span, depth in _in_tree_order(spans):
-        colour = "red" if span.failed else _COLOURS.get(span.service, "white")
-        table.add_row(
-            Text("  " * depth + span.name.removeprefix("epd.v1."), style=colour),
-            Text(span.service.removeprefix("epd-"), style=colour),
-            f"{span.duration_ns / 1e6:.2f}",
-            Text(_bar(span, origin_ns, total_ns), style=colour),
-            Text(_notes(span), style="dim"),
+
+    def __init__(self, spans: Sequence[ReceivedSpan]) -> None:
+        self._spans = spans
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not self._spans:
+            yield Text("the trace has no spans")
+            return
+        origin_ns = min(span.start_ns for span in self._spans)
+        total_ns = max(max(span.end_ns for span in self._spans) - origin_ns, 1)
+        services = {span.service for span in self._spans}
+        yield Text(
+            f"trace {self._spans[0].trace_id}: {len(self._spans)} spans, "
+            f"{len(services)} services, {total_ns / 1e6:.1f} ms",
+            style="bold",
         )
-    title = Text(
-        f"trace {spans[0].trace_id}: {len(spans)} spans, {len(services)} services, "
-        f"{total_ns / 1e6:.1f} ms",
-        style="bold",
-    )
-    return Group(title, table, *_stages(spans))
+        rows = [(span, _label(span, depth)) for span, depth in _in_tree_order(self._spans)]
+        fixed = max(len(label) for _, label in rows) + SERVICE_WIDTH + DURATION_WIDTH + 3
+        left = options.max_width - fixed
+        notes_width = max(len(_notes(span)) for span in self._spans) + 1
+        beside = left - notes_width >= MIN_BAR_WIDTH
+        width = max(MIN_BAR_WIDTH, min(BAR_WIDTH, left - notes_width if beside else left))
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+        table.add_column("span", no_wrap=True)
+        table.add_column("service", no_wrap=True, width=SERVICE_WIDTH)
+        table.add_column("ms", justify="right", no_wrap=True, width=DURATION_WIDTH)
+        table.add_column("", no_wrap=True, width=width)
+        for span, label in rows:
+            colour = "red" if span.failed else _COLOURS.get(span.service, "white")
+            bar = Text(_bar(span, origin_ns, total_ns, width), style=colour)
+            cells = [
+                Text(label, style=colour),
+                Text(span.service.removeprefix("epd-"), style=colour),
+                Text(f"{span.duration_ns / 1e6:.2f}"),
+                bar,
+            ]
+            table.add_row(*cells, *([Text(_notes(span), style="dim")] if beside else []))
+        yield table
+        if not beside:
+            for span, label in rows:
+                if _notes(span):
+                    yield Text(f"{label.strip()}: {_notes(span)}", style="dim")
+        yield from _stages(self._spans)
+
+
+def _label(span: ReceivedSpan, depth: int) -> str:
+    return "  " * depth + span.name.removeprefix("epd.v1.")
 
 
 def _in_tree_order(spans: Sequence[ReceivedSpan]) -> Iterator[tuple[ReceivedSpan, int]]:
@@ -77,10 +102,10 @@ def _in_tree_order(spans: Sequence[ReceivedSpan]) -> Iterator[tuple[ReceivedSpan
         waiting += [(child, depth + 1) for child in reversed(children[span.span_id])]
 
 
-def _bar(span: ReceivedSpan, origin_ns: int, total_ns: int) -> str:
+def _bar(span: ReceivedSpan, origin_ns: int, total_ns: int, width: int) -> str:
     """At least one cell, so that short spans are seen; hidden push time is drawn lighter."""
-    first = min(round((span.start_ns - origin_ns) / total_ns * BAR_WIDTH), BAR_WIDTH - 1)
-    cells = max(1, min(round(span.duration_ns / total_ns * BAR_WIDTH), BAR_WIDTH - first))
+    first = min(round((span.start_ns - origin_ns) / total_ns * width), width - 1)
+    cells = max(1, min(round(span.duration_ns / total_ns * width), width - first))
     exposed_ns = span.attributes.get(semconv.EPD_TRANSFER_EXPOSED_NS)
     hidden = 0
     if exposed_ns is not None and span.duration_ns > 0:

@@ -1,6 +1,7 @@
 """Spans from a service to the terminal: export, store, folder, waterfall."""
 
 import asyncio
+import io
 import time
 
 import pytest
@@ -15,7 +16,7 @@ from epd.telemetry.setup import start_telemetry
 from epd.telemetry.span_store import SpanStore
 from epd.telemetry.spans import record_stage
 from epd.telemetry.trace_folder import TraceFolder
-from epd.telemetry.waterfall import BAR_WIDTH, render_waterfall
+from epd.telemetry.waterfall import BAR_WIDTH, Waterfall
 
 MS = 1_000_000
 
@@ -36,9 +37,9 @@ def span(name, start_ms, end_ms, *, span_id="s", parent_id="", service="epd-rout
     )
 
 
-def drawn(spans):
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(render_waterfall(spans))
+def drawn(spans, width=200):
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(Waterfall(spans))
     return console.export_text()
 
 
@@ -171,3 +172,15 @@ def test_the_waterfall_shows_spans_whose_parent_is_missing_and_the_critical_path
     assert "\norphan" in text
     assert "critical path: encode 3.00 ms, prefill 1.00 ms" in text
     assert "no spans" in drawn([])
+
+
+def test_the_waterfall_fits_a_narrow_terminal():
+    spans = [
+        span("epd.v1.RouterService/Generate", 0, 100, span_id="1"),
+        span("kv_push", 50, 100, parent_id="1", **{semconv.EPD_TRANSFER_BYTES: 4096}),
+    ]
+    lines = drawn(spans, width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "RouterService/Generate" in lines[2]
+    assert "100.00" in lines[2]
+    assert lines[-1] == "kv_push: 4 KiB"
