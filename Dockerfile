@@ -17,6 +17,8 @@ COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY protos protos
 COPY epd epd
 COPY services services
+# With a compiler in the base image the wheel carries native kernels; without, torch computes alone.
+RUN if command -v g++ >/dev/null; then python3 -m epd.engine.native.build; fi
 RUN /opt/build/bin/python -m build --wheel --outdir /wheels .
 
 FROM base AS router-base

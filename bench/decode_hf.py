@@ -6,7 +6,6 @@ pads. What is timed is the mean step between the first and the last token: prefi
 
 import argparse
 import random
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -70,8 +69,8 @@ def run(options: argparse.Namespace) -> Outcome:
         engine.close()
     Console().print(table)
     result = {
-        "ratio_vs_hf": {batch: round(found.value, 3) for batch, found in ratios.items()},
-        "interval": {batch: asdict(found) for batch, found in ratios.items()},
+        "ratio_vs_hf": {b: round(r.value, 3) for b, r in ratios.items()},
+        "interval": {b: [round(r.low, 3), round(r.high, 3)] for b, r in ratios.items()},
         "step_ms": steps,
         "equal_tokens": equal_tokens,
         "threads": options.threads,

@@ -1,7 +1,7 @@
 """Compiles the native kernels: once per source, flags and kind of CPU, kept in a cache folder.
 
-An image without a compiler gets them when it is built: ``python -m epd.engine.native.build`` puts a
-library for every kind of CPU beside this file, and :func:`library_path` finds the right one.
+A wheel or image for machines without a compiler brings them: ``python -m epd.engine.native.build``
+puts a library for every kind of CPU beside this file, and :func:`library_path` finds the right one.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 SOURCE_FOLDER = Path(__file__).parent / "src"
@@ -24,7 +24,7 @@ COMPILE_TIMEOUT_S = 300.0
 # lets the compiler drop the checks that keep masked scores at exactly zero weight.
 FLAGS = (
     *("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math"),
-    *("-fopenmp", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-psabi"),
+    *("-fopenmp", "-fPIC", "-Wall", "-Wextra", "-Wno-psabi"),
 )
 
 #: Newest first; what /proc/cpuinfo must list for each.
@@ -109,17 +109,20 @@ def _compile(target: Path, level: str) -> None:
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise NativeBuildError("no C++ compiler (g++ or c++) on the path")
-    units = [str(path) for path in _sources() if path.suffix == ".cpp"]
-    command = [compiler, *_flags(level), *units, "-o", str(target)]
+    unit, compiled = str(SOURCE_FOLDER / "api.cpp"), str(target.with_suffix(".o"))
     try:
-        subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S
-        )
+        _run([compiler, *_flags(level), "-c", unit, "-o", compiled])
+        # Linked without an OpenMP library: it is torch's that the kernels must find in the process.
+        _run([compiler, "-shared", compiled, "-o", str(target)])
     except subprocess.TimeoutExpired as error:
         raise NativeBuildError(f"{compiler} took over {COMPILE_TIMEOUT_S:g} s") from error
     except subprocess.CalledProcessError as error:
         first_line = (error.stderr.strip().splitlines() or ["no output"])[0]
         raise NativeBuildError(f"{compiler} failed: {first_line}") from error
+
+
+def _run(command: Sequence[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
 
 
 def main() -> None:

@@ -40,8 +40,9 @@ class NativeLibrary:
     def __init__(self, threads: int, cache: Path | None = None) -> None:
         path = library_path(cache)
         try:
+            _share_openmp()
             self.functions = ctypes.CDLL(str(path))
-        except OSError as error:  # such as no libgomp
+        except OSError as error:
             raise NativeBuildError(f"{path.name} cannot be loaded: {error}") from error
         for name, (arguments, result) in _SIGNATURES.items():
             function = getattr(self.functions, name)
@@ -63,3 +64,13 @@ class NativeLibrary:
             self.threads,
         )
         return output
+
+
+def _share_openmp() -> None:
+    """Lets the kernels find the OpenMP runtime that torch brings and has loaded already.
+
+    One runtime means one pool of threads; two would spin against each other for the same cores.
+    """
+    package = Path(torch.__file__).parent
+    bundled = [*package.glob("lib/libgomp*"), *package.parent.glob("torch.libs/libgomp*")]
+    ctypes.CDLL(str(bundled[0]) if bundled else "libgomp.so.1", ctypes.RTLD_GLOBAL)
