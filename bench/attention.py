@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -47,16 +48,12 @@ def run(options: argparse.Namespace) -> Outcome:
         table.add_column(column, justify="right")
     raw: list[Sample] = []
     ratios = {}
+    native = partial(NativeAttention, library)
     for name, (count, before, new) in CASES.items():
         step = _Step(count, before, new, options)
-        samples = interleave(
-            {
-                "torch": lambda _, step=step: step.measure(TorchAttention),
-                "native": lambda _, step=step: step.measure(lambda m: NativeAttention(library, m)),
-            },
-            options.rounds,
-            seed=0,
-        )
+        arms = {"torch": partial(step.measure, TorchAttention)}
+        arms["native"] = partial(step.measure, native)
+        samples = interleave(arms, options.rounds, seed=0)
         found = ratio(samples, "torch", "native")
         ratios[name] = round(found.value, 3)
         raw += [Sample(f"{s.arm}: {name}", s.round, s.seed, s.value) for s in samples]
@@ -97,7 +94,7 @@ class _Step:
         self._repeats = max(1, 2048 * 64 // (count * new * context))
 
     @torch.inference_mode()
-    def measure(self, factory: AttentionFactory) -> float:
+    def measure(self, factory: AttentionFactory, _seed: int) -> float:
         """Milliseconds of one layer; the once-per-step preparation is not counted."""
         attention = factory(self._metadata)
         scale = self._query.shape[-1] ** -0.5

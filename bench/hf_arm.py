@@ -18,7 +18,6 @@ class HfArm:
     def __init__(self, folder: Path, threads: int) -> None:
         torch.set_num_threads(threads)
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self._model.eval()
         # No end token: every sequence runs to its full length, and no processor watches for one.
         self._model.generation_config.eos_token_id = None
         self.vocab_size = int(self._model.config.vocab_size)

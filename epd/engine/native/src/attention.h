@@ -6,7 +6,7 @@
 
 namespace epd {
 
-constexpr int kTileRows = 16;  // query rows that share each read of a block
+constexpr int kTileRows = 48;  // query rows that share each read of a block
 
 // Some query tokens of one sequence with the query heads of one KV head.
 struct AttentionTile {
