@@ -2,6 +2,7 @@
 
 import dataclasses
 import queue
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,7 +48,7 @@ class Client:
         engine.start(self._batches.put)
 
     def pump(self, timeout_s: float = 60.0) -> None:
-        """Takes one batch of events."""
+        """Waits for one batch of events."""
         for request_id, event in self._batches.get(timeout=timeout_s):
             self.events.setdefault(request_id, []).append(event)
 
@@ -182,3 +183,10 @@ class Reference:
         logits = self._model(torch.tensor([token_ids])).logits[0].float()
         chosen = torch.tensor(token_ids[-count:])[:, None]
         return logits[-count - 1 : -1].log_softmax(-1).gather(-1, chosen)[:, 0].tolist()
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.005)
