@@ -1,7 +1,7 @@
 """Two arms measured in turns, and what their ratio is worth."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -28,7 +28,7 @@ class Ratio:
     high: float
 
 
-def interleave(arms: dict[str, Measure], rounds: int, seed: int) -> list[Sample]:
+def interleave(arms: Mapping[str, Measure], rounds: int, seed: int) -> list[Sample]:
     """Runs two arms A and B as A B B A in every round, after one unmeasured run of each.
 
     A drift of the machine (heat, another process) that is linear over a round hits both alike.
