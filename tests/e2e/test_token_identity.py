@@ -2,8 +2,12 @@
 
 import asyncio
 
+import pytest
+
 from tests.support.ask import ask, generate_request, greedy, seeded
 from tests.support.questions import make_questions
+
+pytestmark = pytest.mark.timeout(900)
 
 TOKENS = 32
 
