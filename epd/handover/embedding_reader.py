@@ -1,29 +1,25 @@
 """The prefill side of the embedding hand-over: READs from encoders' memory."""
 
 import asyncio
-import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from epd.cleanup import CleanupTasks
 from epd.errors import EpdError, RequestCancelledError, TransferFailedError
 from epd.handover.control import EncoderControl
 from epd.handover.embedding_handle import EmbeddingHandle
 from epd.handover.embedding_memory import EmbeddingMemory
 from epd.handover.encoder_leases import EncoderLeases
 from epd.handover.peers import PeerTable
+from epd.handover.read_batch import ReadBatch
 from epd.transfer.agent import TransferAgent
 from epd.transfer.arena import ByteRange
 from epd.transfer.base import Segment, TransferResult
-from epd.transfer.job import UnreleasedTransferError
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,30 +43,6 @@ class ReadReport:
     descriptor_count: int
     wait_ns: int
     read_ns: int
-
-
-class _Reads:
-    """The READs of one request. ``closed`` forbids new posts; read by the agent thread."""
-
-    def __init__(self) -> None:
-        self.closed: EpdError | None = None
-        self.futures: list[Future[TransferResult]] = []
-
-    def guard(self) -> None:
-        if self.closed is not None:
-            raise self.closed
-
-    @property
-    def settled(self) -> bool:
-        return all(future.done() and not _unreleased(future) for future in self.futures)
-
-    async def drained(self) -> None:
-        """Waits until no READ runs."""
-        for future in self.futures:
-            await asyncio.gather(asyncio.wrap_future(future), return_exceptions=True)
-            unreleased = _unreleased(future)
-            if unreleased is not None:
-                await asyncio.wrap_future(unreleased.released)
 
 
 class EmbeddingReader:
@@ -99,7 +71,7 @@ class EmbeddingReader:
         self._control = control
         self._control_timeout_s = control_timeout_s
         self._peers = PeerTable(agent, max_encoders)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._cleanup = CleanupTasks()
 
     @asynccontextmanager
     async def read(
@@ -118,7 +90,7 @@ class EmbeddingReader:
         for index, handle in enumerate(handles):
             handle.check(f"images[{index}].handle")
         leases = EncoderLeases(handles, self._control, self._control_timeout_s)
-        reads = _Reads()
+        reads = ReadBatch(self._agent)
         ranges: list[ByteRange] = []
         started = time.monotonic_ns()
         try:
@@ -137,10 +109,10 @@ class EmbeddingReader:
         except BaseException as error:
             # A group's first error is the cause, the others follow from its cancellations.
             cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
-            reads.closed = _typed(cause)
+            reads.close(_typed(cause))
             self._give_up(leases, reads, ranges)
             raise cause from cause.__cause__
-        self._spawn(leases.release(settled=True))
+        self._cleanup.spawn(leases.release(settled=True))
         report = ReadReport(
             sum(result.byte_count for result in results),
             sum(result.descriptor_count for result in results),
@@ -153,7 +125,7 @@ class EmbeddingReader:
             self._memory.free(ranges)
 
     async def _read_all(
-        self, handles: Sequence[EmbeddingHandle], ranges: Sequence[ByteRange], reads: _Reads
+        self, handles: Sequence[EmbeddingHandle], ranges: Sequence[ByteRange], reads: ReadBatch
     ) -> list[TransferResult]:
         async with AsyncExitStack() as connections:
             for index, (handle, held) in enumerate(zip(handles, ranges, strict=True)):
@@ -165,35 +137,29 @@ class EmbeddingReader:
                 except TransferFailedError as error:
                     raise TransferFailedError(f"{hop}: {error.message}") from error
                 local = _split(self._memory.part(held), handle.segments)
-                reads.futures.append(
-                    self._agent.read(peer, local, handle.segments, guard=reads.guard)
-                )
-            # Waiting on these cancels no READ, and the first failure ends the wait.
-            waits = [asyncio.wrap_future(future) for future in reads.futures]
-            for wait in waits:
-                wait.add_done_callback(_retrieve)
-            if waits:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_EXCEPTION)
-            for index, (handle, wait) in enumerate(zip(handles, waits, strict=True)):
-                cause = wait.exception() if wait.done() else None
-                if isinstance(cause, EpdError):
-                    self._peers.suspect(handle.encoder_address)
-                    raise TransferFailedError(
-                        f"embedding READ from encoder {handle.encoder_address}, image {index}: "
-                        f"{cause.message}"
-                    ) from cause
-            return [wait.result() for wait in waits]
+                reads.post(peer, local, handle.segments)
+            failed = await reads.first_failure()
+            if failed is not None:
+                index, cause = failed
+                address = handles[index].encoder_address
+                self._peers.suspect(address)
+                raise TransferFailedError(
+                    f"embedding READ from encoder {address}, image {index}: {cause.message}"
+                ) from cause
+            return reads.results()
 
-    def _give_up(self, leases: EncoderLeases, reads: _Reads, ranges: Sequence[ByteRange]) -> None:
+    def _give_up(
+        self, leases: EncoderLeases, reads: ReadBatch, ranges: Sequence[ByteRange]
+    ) -> None:
         if reads.settled:
             self._memory.free(ranges)
-            self._spawn(leases.release(settled=True))
+            self._cleanup.spawn(leases.release(settled=True))
         else:
             self._memory.quarantine(ranges)
-            self._spawn(self._settle(leases, reads, ranges))
+            self._cleanup.spawn(self._settle(leases, reads, ranges))
 
     async def _settle(
-        self, leases: EncoderLeases, reads: _Reads, ranges: Sequence[ByteRange]
+        self, leases: EncoderLeases, reads: ReadBatch, ranges: Sequence[ByteRange]
     ) -> None:
         """Tells the encoders at once that READs still run, and again when none does."""
         await leases.release(settled=False)
@@ -206,16 +172,6 @@ class EmbeddingReader:
             self._memory.part(held).address, self._memory.view(held), handle.shape, handle.dtype
         )
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._reap)
-
-    def _reap(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a task of the embedding reader failed", exc_info=error)
-
 
 def _split(whole: Segment, like: Sequence[Segment]) -> list[Segment]:
     """Cuts ``whole`` into neighbouring parts as long as those of ``like``."""
@@ -224,21 +180,6 @@ def _split(whole: Segment, like: Sequence[Segment]) -> list[Segment]:
         parts.append(Segment(address, one.length, whole.device_id))
         address += one.length
     return parts
-
-
-def _retrieve(wait: asyncio.Future[TransferResult]) -> None:
-    """Keeps asyncio from reporting the failure of a READ that nobody waits for any more."""
-    if not wait.cancelled():
-        wait.exception()
-
-
-def _unreleased(future: Future[TransferResult]) -> UnreleasedTransferError | None:
-    if not future.done() or future.cancelled():
-        return None
-    error = future.exception()
-    if isinstance(error, UnreleasedTransferError) and not error.released.done():
-        return error
-    return None
 
 
 def _typed(error: BaseException) -> EpdError:

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from typing import Protocol
 
 from epd.engine.kv_layout import KvLayout
 from epd.engine.requests import LayerProgress
@@ -13,44 +13,31 @@ from epd.errors import EpdError, InternalError, TransferFailedError
 from epd.handover.block_runs import BlockRun, block_runs, run_segments
 from epd.handover.control import PushTarget, Reservation
 from epd.handover.notice import Notice, NoticeKind
-from epd.handover.push_timing import exposed_ns, hidden_ns
 from epd.handover.seal import SealRecord, SealSlots
-from epd.transfer.agent import TransferAgent
+from epd.handover.write_ledger import SEAL, WriteLedger
 from epd.transfer.base import Segment, TransferResult
 from epd.transfer.job import UnreleasedTransferError
 
-SEAL_LAYER = -1
 
+class Writer(Protocol):
+    """The part of the transfer agent that a push needs."""
 
-@dataclass(frozen=True)
-class PushReport:
-    """What a finished push moved, from the transfer library's telemetry; the seal is included.
-
-    ``layer_ns``: summed time of the WRITEs of each layer, from posting to completion.
-    """
-
-    byte_count: int
-    descriptor_count: int
-    write_count: int
-    exposed_ns: int
-    hidden_ns: int
-    layer_ns: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _Write:
-    layer: int
-    started_ns: int
-    ended_ns: int
-    result: TransferResult
+    def write(
+        self,
+        peer: str,
+        local: list[Segment],
+        remote: list[Segment],
+        notice: bytes,
+        guard: Callable[[], None],
+    ) -> Future[TransferResult]:
+        """Queues a WRITE."""
 
 
 class KvPush:
-    """State of one push.
+    """Says which WRITEs a push consists of and whether it may go on.
 
     :meth:`write_layer` belongs to the engine thread, completion of WRITEs to the agent thread,
-    everything else to the event loop; a lock guards what they share. Once :meth:`close` has been
-    called nothing new is posted, and once :attr:`in_flight` is 0 nothing runs.
+    everything else to the event loop. After :meth:`close` nothing new is posted.
     """
 
     def __init__(
@@ -59,7 +46,7 @@ class KvPush:
         target: PushTarget,
         reservation: Reservation,
         layout: KvLayout,
-        agent: TransferAgent,
+        writer: Writer,
         slots: SealSlots,
         slot: int,
         asked_ns: int,
@@ -71,6 +58,8 @@ class KvPush:
         self.request_id = request_id
         self.target = target
         self.reservation = reservation
+        self.writes = WriteLedger(layout.layer_count)
+        #: Why nothing more is posted.
         self.error: EpdError | None = None
         #: Done once the push has failed, for whoever waits for something else meanwhile.
         self.failure: asyncio.Future[EpdError] = asyncio.get_running_loop().create_future()
@@ -78,41 +67,23 @@ class KvPush:
         self.write_failed = False
         #: Decode needs no Fail: it has been told, has given up itself, or is gone.
         self.told = False
-        self._idle = asyncio.Event()
         self._layout = layout
-        self._agent = agent
+        self._writer = writer
         self._slots = slots
         self._slot = slot
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._renewed_ns = asked_ns
+        self._lock = threading.Lock()  # between closing and counting a new WRITE as open
         # Engine thread only.
         self._pushed_until = [reservation.cached_block_count] * layout.layer_count
-        self._chunk: tuple[int, int] = (0, 0)
+        self._chunk = (0, 0)
         self._chunk_runs: list[BlockRun] = []
-        # Shared, under the lock.
-        self._lock = threading.Lock()
-        self._in_flight = 0
-        self._posted = 0
-        self._posted_bytes = 0
-        self._moved_ns = 0
-        self._done: list[_Write] = []
 
     @property
     def transfer_id(self) -> str:
         """Id of the attempt."""
         return self.reservation.transfer_id
-
-    @property
-    def in_flight(self) -> int:
-        """WRITEs handed to the agent that have not ended."""
-        return self._in_flight
-
-    @property
-    def stalled_s(self) -> float:
-        """Seconds for which WRITEs have been open and none has ended."""
-        with self._lock:
-            return (time.monotonic_ns() - self._moved_ns) / 1e9 if self._in_flight else 0.0
 
     def write_layer(self, layer: int, progress: LayerProgress) -> None:
         """Pushes what is complete of a layer and not pushed yet. Engine thread; never waits.
@@ -122,13 +93,10 @@ class KvPush:
         """
         if self.error is not None:
             return
-        whole = progress.computed_after == progress.prompt_len
-        size = self._layout.block_size
-        end = (
-            self._layout.blocks_for(progress.prompt_len)
-            if whole
-            else (progress.computed_after // size)
-        )
+        if progress.computed_after == progress.prompt_len:
+            end = self._layout.blocks_for(progress.prompt_len)
+        else:
+            end = progress.computed_after // self._layout.block_size
         begin = self._pushed_until[layer]
         if end <= begin:
             return
@@ -144,24 +112,23 @@ class KvPush:
     def write_seal(self, first_token: int, logprob: float) -> None:
         """Posts the seal. Loop, after the engine has called for every layer of the last step."""
         blocks = len(self.reservation.block_ids)
-        behind = [n for n, until in enumerate(self._pushed_until) if until != blocks]
-        if behind and self.error is None:
+        behind = [layer for layer, until in enumerate(self._pushed_until) if until != blocks]
+        if behind:
             self.close(InternalError(f"sealed with layers {behind} not pushed"))
-        with self._lock:
-            record = SealRecord(
-                self.transfer_id,
-                self.reservation.generation,
-                first_token,
-                logprob,
-                self._posted,
-                self._posted_bytes,
-            )
+        record = SealRecord(
+            self.transfer_id,
+            self.reservation.generation,
+            first_token,
+            logprob,
+            self.writes.kv_writes,
+            self.writes.kv_bytes,
+        )
         self._slots.write(self._slot, record.encode())
-        self._write(SEAL_LAYER, [self._slots.segment_of(self._slot)], [self.reservation.seal])
+        self._write(SEAL, [self._slots.segment_of(self._slot)], [self.reservation.seal])
 
     def give_back_slot(self) -> None:
         """Ends the use of the seal slot, when nothing is in flight any more."""
-        assert not self._in_flight
+        assert not self.writes.in_flight
         self._slots.give_back(self._slot)
 
     def close(self, error: EpdError) -> None:
@@ -169,47 +136,18 @@ class KvPush:
         with self._lock:
             self.error = self.error or error
 
-    async def drained(self) -> None:
-        """Waits until nothing is in flight; for good once :meth:`close` has been called."""
-        while self._in_flight:
-            self._idle.clear()
-            if self._in_flight:  # the last one may have ended just before the clear
-                await self._idle.wait()
-
     def renewed(self, asked_ns: int) -> None:
         """Decode still held the lease some time after ``asked_ns``."""
         self._renewed_ns = max(self._renewed_ns, asked_ns)
-
-    def report(self, forward_ended_ns: int) -> PushReport:
-        """Totals; complete once nothing is in flight."""
-        intervals = [(one.started_ns, one.ended_ns) for one in self._done]
-        layer_ns = [0] * self._layout.layer_count
-        for one in self._done:
-            if one.layer != SEAL_LAYER:
-                layer_ns[one.layer] += one.result.transfer_ns
-        return PushReport(
-            sum(one.result.byte_count for one in self._done),
-            sum(one.result.descriptor_count for one in self._done),
-            len(self._done),
-            exposed_ns(intervals, forward_ended_ns),
-            hidden_ns(intervals, forward_ended_ns),
-            tuple(layer_ns),
-        )
 
     def _write(self, layer: int, local: list[Segment], remote: list[Segment]) -> None:
         with self._lock:
             if self.error is not None:
                 return
-            ordinal = self._posted
-            if layer != SEAL_LAYER:
-                self._posted += 1
-                self._posted_bytes += sum(one.length for one in local)
-            if not self._in_flight:
-                self._moved_ns = time.monotonic_ns()
-            self._in_flight += 1
-        kind = NoticeKind.SEAL if layer == SEAL_LAYER else NoticeKind.KV
+            ordinal = self.writes.opened(layer, sum(one.length for one in local))
+        kind = NoticeKind.SEAL if layer == SEAL else NoticeKind.KV
         notice = Notice(kind, self.transfer_id, self.reservation.generation, ordinal, max(layer, 0))
-        future = self._agent.write(
+        future = self._writer.write(
             self.target.agent.agent_name, local, remote, notice.encode(), self._guard
         )
         future.add_done_callback(lambda done: self._on_done(layer, done))
@@ -229,37 +167,26 @@ class KvPush:
             )
 
     def _on_done(self, layer: int, done: Future[TransferResult]) -> None:
-        """Agent thread (or whichever thread found the agent dead)."""
+        """Agent thread, or whichever thread found the agent dead."""
         error = done.exception()
-        failed = False
         if error is None:
-            result = done.result()
-            now = time.monotonic_ns()
-            write = _Write(layer, now - result.transfer_ns, now, result)
-            with self._lock:
-                self._done.append(write)
-        else:
-            where = "seal" if layer == SEAL_LAYER else f"layer {layer}"
-            typed = error if isinstance(error, EpdError) else InternalError(repr(error))
-            with self._lock:
-                failed = self.error is None
-                if failed:
-                    self.write_failed = True
-                    self.error = TransferFailedError(
-                        f"KV push from prefill to decode, {where}: {typed.message}",
-                        reason=typed.reason,
-                    )
-        if isinstance(error, UnreleasedTransferError):
-            error.released.add_done_callback(lambda _: self._end_one())
-        else:
-            self._end_one()
-        if failed:
+            self.writes.done(layer, done.result())
+        elif self._note_failure(layer, error):
             self._loop.call_soon_threadsafe(self._on_failure, self)
+        if isinstance(error, UnreleasedTransferError):
+            error.released.add_done_callback(lambda _: self.writes.ended())
+        else:
+            self.writes.ended()
 
-    def _end_one(self) -> None:
+    def _note_failure(self, layer: int, error: BaseException) -> bool:
+        """True when it is the push's first failure."""
+        where = "seal" if layer == SEAL else f"layer {layer}"
+        typed = error if isinstance(error, EpdError) else InternalError(repr(error))
         with self._lock:
-            self._in_flight -= 1
-            self._moved_ns = time.monotonic_ns()
-            over = not self._in_flight
-        if over:
-            self._loop.call_soon_threadsafe(self._idle.set)
+            if self.error is not None:
+                return False
+            self.write_failed = True
+            self.error = TransferFailedError(
+                f"KV push from prefill to decode, {where}: {typed.message}", reason=typed.reason
+            )
+        return True

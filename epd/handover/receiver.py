@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from epd.engine.block_pool import BlockPool
 from epd.engine.kv_layout import KvLayout
 from epd.errors import EpdError, NotFoundError, TransferFailedError, UnavailableError
+from epd.handover.arrivals import Arrivals
 from epd.handover.control import Reservation
 from epd.handover.lease import Lease, LeaseState
 from epd.handover.lease_config import LeaseConfig
 from epd.handover.leases import LeaseTable
-from epd.handover.notice import Notice, NoticeKind
 from epd.handover.reserve_queue import ReserveQueue
-from epd.handover.seal import SealRecord, SealSlots
+from epd.handover.seal import SealSlots
 from epd.transfer.agent import TransferAgent
 from epd.transfer.base import AgentDescriptor
 
@@ -31,16 +31,6 @@ class ReceiverConfig:
     reserve_timeout_s: float = 10.0
     tick_s: float = 0.005
     expire_every_s: float = 0.05
-
-
-@dataclass
-class ReceiverCounters:
-    """Notices that were not what they should be, by kind; totals since the start."""
-
-    malformed: int = 0
-    unmatched: int = 0
-    foreign: int = 0
-    stale: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,7 +73,6 @@ class KvReceiver:
         headroom: Callable[[], int] = lambda: 0,
     ) -> None:
         self.config = config or ReceiverConfig()
-        self.counters = ReceiverCounters()
         self.leases = LeaseTable(
             pool,
             slots,
@@ -97,7 +86,7 @@ class KvReceiver:
         self._agent = agent
         self._slots = slots
         self._queue = ReserveQueue(self.config.max_waiting, self.config.reserve_timeout_s)
-        self._agent_names: dict[str, str] = {}  # of the connected peers, by instance id
+        self.arrivals = Arrivals(self.leases, slots, self._on_complete)
         self._waiting: dict[str, asyncio.Future[Lease]] = {}
         self._prefixes: dict[str, Sequence[bytes]] = {}
 
@@ -111,7 +100,7 @@ class KvReceiver:
         loop = asyncio.get_running_loop()
 
         def hop(batch: list[tuple[str, bytes]]) -> None:
-            loop.call_soon_threadsafe(self._on_notices, batch)
+            loop.call_soon_threadsafe(self.arrivals.take_in, batch)
 
         self._agent.subscribe(hop)
         try:
@@ -130,12 +119,12 @@ class KvReceiver:
 
     def peer_arrived(self, peer: AgentDescriptor) -> None:
         """A prefill process is paired and may reserve."""
-        self._agent_names[peer.instance_id] = peer.agent_name
+        self.arrivals.agent_names[peer.instance_id] = peer.agent_name
         self.leases.peer_arrived(peer.instance_id)
 
     def peer_gone(self, instance_id: str) -> None:
         """A prefill process is gone: its transfers fail, its memory is free after the hold time."""
-        self._agent_names.pop(instance_id, None)
+        self.arrivals.agent_names.pop(instance_id, None)
         error = UnavailableError(f"prefill instance {instance_id} is gone", reason="PEER_LOST")
         self._queue.drop_peer(instance_id, error)
         self.leases.peer_gone(instance_id)
@@ -260,49 +249,17 @@ class KvReceiver:
         return self.leases.take(transfer_id).block_ids
 
     def _check_paired(self, instance_id: str) -> None:
-        if instance_id not in self._agent_names:
+        if instance_id not in self.arrivals.agent_names:
             raise NotFoundError(
                 f"prefill instance {instance_id} is not paired with this worker",
                 reason="NOT_PAIRED",
             )
 
-    def _on_notices(self, batch: list[tuple[str, bytes]]) -> None:
-        for agent_name, message in batch:
-            try:
-                notice = Notice.decode(message)
-            except ValueError as error:
-                self.counters.malformed += 1
-                log.warning("notice from %s: %s", agent_name, error)
-                continue
-            lease = self.leases.get(notice.transfer_id)
-            if lease is None or lease.state not in (LeaseState.RESERVED, LeaseState.RECEIVING):
-                self.counters.unmatched += 1
-            elif self._agent_names.get(lease.peer) != agent_name:
-                self.counters.foreign += 1
-                log.warning("%s announced a transfer of %s", agent_name, lease.peer)
-            elif lease.generation != notice.generation:
-                self.counters.stale += 1
-                log.warning("notice of an earlier reservation of %s", lease.transfer_id)
-            else:
-                self._on_notice(lease, notice)
-
-    def _on_notice(self, lease: Lease, notice: Notice) -> None:
-        if notice.kind is NoticeKind.KV:
-            complete = self.leases.arrive(lease, notice.layer, notice.ordinal)
-        else:
-            try:
-                record = SealRecord.decode(
-                    self._slots.read(lease.seal_slot), lease.transfer_id, lease.generation
-                )
-            except EpdError as error:
-                self.leases.fail(lease.transfer_id, error)
-                return
-            complete = self.leases.accept_seal(lease, record)
-        if complete:
-            self._agent.withdraw()
-            waiter = self._waiting.get(lease.transfer_id)
-            if waiter is not None and not waiter.done():
-                waiter.set_result(lease)
+    def _on_complete(self, lease: Lease) -> None:
+        self._agent.withdraw()
+        waiter = self._waiting.get(lease.transfer_id)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(lease)
 
     def _on_end(self, lease: Lease, error: EpdError) -> None:
         if lease.state is not LeaseState.SEALED:

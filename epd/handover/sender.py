@@ -3,11 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from epd.engine.kv_layout import KvLayout
 from epd.engine.requests import LayerProgress
@@ -21,9 +20,10 @@ from epd.errors import (
     UnavailableError,
 )
 from epd.handover.control import PushTarget, Reservation
-from epd.handover.push import KvPush, PushReport
+from epd.handover.push import KvPush
+from epd.handover.push_control import PushControl
 from epd.handover.seal import SealSlots
-from epd.handover.settlements import Settlements
+from epd.handover.write_ledger import PushReport
 from epd.transfer.agent import TransferAgent
 
 log = logging.getLogger(__name__)
@@ -80,8 +80,7 @@ class KvSender:
         self._layout = layout
         self._slots = slots
         self._pushes: dict[str, KvPush] = {}  # by request id; the engine thread looks up only
-        self._settlements = Settlements(self.config.max_unsettled)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._control = PushControl(self.config.control_timeout_s, self.config.max_unsettled)
 
     @property
     def open_pushes(self) -> int:
@@ -91,27 +90,17 @@ class KvSender:
     @property
     def unsettled_transfers(self) -> int:
         """Transfers that are through here while their decode worker does not know yet."""
-        return len(self._settlements)
+        return len(self._control.settlements)
 
     async def run(self) -> None:
         """Renews leases and delivers Settles, until cancelled."""
         while True:
             await asyncio.sleep(self.config.renew_interval_s)
-            by_target: dict[str, list[KvPush]] = {}
-            for push in self._pushes.values():
-                if push.stalled_s > push.reservation.progress_timeout_s:
-                    # Renewing it would keep decode waiting for what does not move.
-                    text = (
-                        f"KV push from prefill to decode: no WRITE ended for {push.stalled_s:.1f} s"
-                    )
-                    self._fail(push, TransferFailedError(text, reason="TRANSFER_STALLED"))
-                if push.error is None:
-                    by_target.setdefault(push.target.instance_id, []).append(push)
             async with asyncio.TaskGroup() as group:
-                for pushes in by_target.values():
+                for pushes in self._renewable().values():
                     group.create_task(self._renew(pushes))
-                for target, transfer_ids in self._settlements.due():
-                    group.create_task(self._settle(target, transfer_ids))
+                for target, transfer_ids in self._control.settlements.due():
+                    group.create_task(self._control.settle(target, transfer_ids))
 
     def on_layer(self, layer: int, progress: Sequence[LayerProgress]) -> None:
         """The engine's layer hook: pushes what a layer of a step has made complete.
@@ -176,7 +165,7 @@ class KvSender:
                 self._fail(push, RequestCancelledError("prefill ended without handing over the KV"))
             # Goes on when this caller is cancelled (again) or out of patience: slot and settlement
             # depend on it.
-            closing = self._spawn(self._close(push))
+            closing = self._control.tasks.spawn(self._close(push))
             await asyncio.wait({closing}, timeout=self.config.drain_timeout_s)
             if not closing.done():
                 self.counters.undrained += 1
@@ -197,16 +186,16 @@ class KvSender:
             EpdError: the push has failed.
         """
         push.write_seal(first_token, logprob)
-        await push.drained()
+        await push.writes.drained()
         if push.error is not None:
             raise push.error.with_traceback(None)
         push.finished = True
         self.counters.pushed += 1
-        return push.report(forward_ended_ns)
+        return push.writes.report(forward_ended_ns)
 
     def peer_arrived(self, target: PushTarget) -> None:
         """A decode process is paired (again)."""
-        self._settlements.connected(target)
+        self._control.settlements.connected(target)
 
     def peer_gone(self, target: PushTarget) -> None:
         """A decode process is gone: its pushes fail at once and it is told nothing."""
@@ -215,7 +204,7 @@ class KvSender:
                 push.told = True
                 text = f"decode instance {target.instance_id} was lost during the KV push"
                 self._fail(push, UnavailableError(text, reason="PEER_LOST"))
-        self._settlements.lost(target)
+        self._control.settlements.lost(target)
 
     async def _reserve(self, transfer_id: str, target: PushTarget, token_count: int) -> Reservation:
         try:
@@ -227,7 +216,7 @@ class KvSender:
         except BaseException as error:
             # Decode may have granted it all the same, or be about to.
             typed = _typed(error)
-            self._spawn(self._tell(target, "Fail", target.control.fail(transfer_id, typed, True)))
+            self._control.fail(target, transfer_id, typed, settled=True)
             if isinstance(error, TimeoutError):
                 raise typed from None
             raise
@@ -235,14 +224,14 @@ class KvSender:
 
     async def _close(self, push: KvPush) -> None:
         """Ends a closed or finished push."""
-        await push.drained()
+        await push.writes.drained()
         push.give_back_slot()
         del self._pushes[push.request_id]
-        self._settlements.add(push.target, push.transfer_id)
+        self._control.settlements.add(push.target, push.transfer_id)
         if push.write_failed:
             self._reconnect(push.target)
         if not push.finished:  # decode holds memory back until it knows; others wait for the tick
-            await self._settle(push.target, [push.transfer_id])
+            await self._control.settle(push.target, [push.transfer_id])
 
     def _reconnect(self, target: PushTarget) -> None:
         """A connection on which a WRITE failed may stay broken: make a new one, once unused."""
@@ -266,56 +255,28 @@ class KvSender:
         log.info("push %s failed: %s", push.transfer_id, push.error.message)
         if not push.told:
             push.told = True
-            fail = push.target.control.fail(push.transfer_id, push.error, not push.in_flight)
-            self._spawn(self._tell(push.target, "Fail", fail))
+            settled = not push.writes.in_flight
+            self._control.fail(push.target, push.transfer_id, push.error, settled)
+
+    def _renewable(self) -> dict[str, list[KvPush]]:
+        """Live pushes by target; one that does not move is failed instead of renewed."""
+        by_target: dict[str, list[KvPush]] = {}
+        for push in self._pushes.values():
+            stalled_s = push.writes.stalled_s
+            if stalled_s > push.reservation.progress_timeout_s:
+                # Renewing it would keep decode waiting for what does not move.
+                text = f"KV push from prefill to decode: no WRITE ended for {stalled_s:.1f} s"
+                self._fail(push, TransferFailedError(text, reason="TRANSFER_STALLED"))
+            elif push.error is None:
+                by_target.setdefault(push.target.instance_id, []).append(push)
+        return by_target
 
     async def _renew(self, pushes: list[KvPush]) -> None:
-        target = pushes[0].target
-        asked_ns = time.monotonic_ns()
-        unknown: set[str] = set()
-
-        async def renew() -> None:
-            unknown.update(await target.control.renew([push.transfer_id for push in pushes]))
-
-        if not await self._tell(target, "Renew", renew()):
-            return  # the leases lapse when this goes on
-        for push in pushes:
-            if push.transfer_id not in unknown:
-                push.renewed(asked_ns)
-            elif not push.finished:
+        for push in await self._control.renew(pushes):
+            if not push.finished:
                 push.told = True
-                self._fail(
-                    push,
-                    TransferFailedError(
-                        "decode has given up the KV push from prefill", reason="LEASE_LOST"
-                    ),
-                )
-
-    async def _settle(self, target: PushTarget, transfer_ids: list[str]) -> None:
-        if await self._tell(target, "Settle", target.control.settle(transfer_ids)):
-            self._settlements.done(target, transfer_ids)
-
-    async def _tell(self, target: PushTarget, what: str, call: Coroutine[Any, Any, None]) -> bool:
-        """Makes a control call within its bound; False when it failed."""
-        try:
-            async with asyncio.timeout(self.config.control_timeout_s):
-                await call
-        except (EpdError, TimeoutError) as error:
-            log.warning("%s at decode instance %s failed: %r", what, target.instance_id, error)
-            return False
-        return True
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """A task with a strong reference; its bugs are logged."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._reap)
-        return task
-
-    def _reap(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a task of the KV sender failed", exc_info=error)
+                text = "decode has given up the KV push from prefill"
+                self._fail(push, TransferFailedError(text, reason="LEASE_LOST"))
 
 
 def _log_failure(connecting: Future[None]) -> None:

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 from epd.engine.requests import PrefillDone
 from epd.errors import DuplicateRequestError
-from epd.handover.push import KvPush, PushReport
+from epd.handover.push import KvPush
 from epd.handover.sender import KvSender
+from epd.handover.write_ledger import PushReport
 from epd.rpc.request_context import new_id
 from epd.telemetry import semconv
 from epd.telemetry.spans import Attribute

@@ -307,7 +307,7 @@ async def test_malformed_and_foreign_notices_are_counted_and_harmless(make):
                     pair.decode.descriptor.agent_name, [spare], [here], message
                 )
             )
-        await eventually(lambda: receiver.counters.malformed == 3)
+        await eventually(lambda: receiver.arrivals.counters.malformed == 3)
         await pair.prefill.run_request("t", pair.target, 40)
         await receiver.wait_sealed("t", 2)
         pair.decode.pool.free(receiver.take("t"))

@@ -1,0 +1,71 @@
+"""What a prefill worker tells decode workers about its pushes."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Sequence
+
+from epd.cleanup import CleanupTasks
+from epd.errors import EpdError
+from epd.handover.control import PushTarget
+from epd.handover.push import KvPush
+from epd.handover.settlements import Settlements
+
+log = logging.getLogger(__name__)
+
+
+class PushControl:
+    """Fail, Renew and Settle, each bounded in time; what decode must learn is told until it knows.
+
+    Lives on the event loop.
+    """
+
+    def __init__(self, timeout_s: float, max_unsettled: int) -> None:
+        self.settlements = Settlements(max_unsettled)
+        self.tasks = CleanupTasks()
+        self._timeout_s = timeout_s
+
+    def fail(self, target: PushTarget, transfer_id: str, error: EpdError, settled: bool) -> None:
+        """Tells decode at once why a transfer failed, in the background. When that does not get
+        through, the Settle to come ends the transfer there.
+        """
+
+        async def tell() -> None:
+            call = target.control.fail(transfer_id, error, settled)
+            await self._bounded(target, "Fail", call)
+
+        self.tasks.spawn(tell())
+
+    async def settle(self, target: PushTarget, transfer_ids: list[str]) -> None:
+        """Tells decode that no WRITE of the transfers runs or will be posted."""
+        if await self._bounded(target, "Settle", target.control.settle(transfer_ids)):
+            self.settlements.done(target, transfer_ids)
+
+    async def renew(self, pushes: Sequence[KvPush]) -> list[KvPush]:
+        """Renews the leases of one target; returns the pushes that decode has given up.
+
+        When the call fails nothing is renewed: leases lapse by themselves when that goes on.
+        """
+        target = pushes[0].target
+        asked_ns = time.monotonic_ns()
+        unknown: set[str] = set()
+
+        async def ask() -> None:
+            unknown.update(await target.control.renew([push.transfer_id for push in pushes]))
+
+        if not await self._bounded(target, "Renew", ask()):
+            return []
+        for push in pushes:
+            if push.transfer_id not in unknown:
+                push.renewed(asked_ns)
+        return [push for push in pushes if push.transfer_id in unknown]
+
+    async def _bounded(self, target: PushTarget, what: str, call: Awaitable[None]) -> bool:
+        """Makes a control call; False when it failed."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await call
+        except (EpdError, TimeoutError) as error:
+            log.warning("%s at decode instance %s failed: %r", what, target.instance_id, error)
+            return False
+        return True
