@@ -35,9 +35,9 @@ ANSWER = token_ids("the quick brown fox jumps over the lazy dog. " * 20)
 PLACEHOLDERS = (IMAGE,) * 5
 
 
-def answer_token(seed: int, position: int) -> int:
+def answer_token(seed: int, position: int, answer: list[int] = ANSWER) -> int:
     """The token at ``position`` of the answer; the seed shifts the text."""
-    return ANSWER[(seed + position) % len(ANSWER)]
+    return answer[(seed + position) % len(answer)]
 
 
 class Fabric:
@@ -68,6 +68,7 @@ class FakeWorker:
         self.instance_id = new_id()
         self.calls: Counter[str] = Counter()
         self.open_calls = 0
+        self.answer = ANSWER
         self.time_left_s: list[float] = []
         self._handlers: set[asyncio.Task[Any]] = set()
         self._breaking: EpdError | None = None
@@ -265,7 +266,7 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
                 await abort(context, self.late_failure, "")
             if self.encoder is not None:  # has read the embeddings
                 self.encoder.held -= {image.handle.handle_id for image in request.images}
-            token = answer_token(request.sampling.seed, request.emitted_count)
+            token = answer_token(request.sampling.seed, request.emitted_count, self.answer)
             self.drawn_s.append(time.monotonic())
             yield prefill_pb2.PrefillResponse(
                 first_token=prefill_pb2.FirstToken(
@@ -328,7 +329,10 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
                     yield decode_pb2.DecodeResponse(preempted=decode_pb2.Preempted())
                     return
                 end = min(position + self.tokens_per_message, request.sampling.max_tokens)
-                tokens = [answer_token(request.sampling.seed, i) for i in range(position, end)]
+                tokens = [
+                    answer_token(request.sampling.seed, i, self.answer)
+                    for i in range(position, end)
+                ]
                 self.emitted += len(tokens)
                 yield _tokens(tokens)
                 position = end
