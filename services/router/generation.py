@@ -108,7 +108,6 @@ class Generation:
             except LegFailedError as failure:
                 self._work.path.attempt_failed()
                 self._work.avoid.add(failure.worker.info.instance_id)
-                _log.warning("attempt %d failed: %s", self._attempts, failure)
                 lost = self._lost_finish()
                 if lost is not None:
                     return lost
@@ -134,6 +133,7 @@ class Generation:
         )
         if not again:
             raise error
+        _log.warning("attempt %d failed, trying again: %s", self._attempts, error)
 
     def _lost_finish(self) -> FinishReason | None:
         work = self._work

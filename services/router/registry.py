@@ -61,6 +61,11 @@ class WorkerRegistry:
         ordered = sorted(self._watches.items(), key=lambda item: (item[0][0].name, item[0][1]))
         return [watch.state for _, watch in ordered]
 
+    @property
+    def model_digest(self) -> str:
+        """Digest of the only model that is used now; empty before the first worker."""
+        return self._digest
+
     def model(self) -> ServedModel:
         """The model that is served.
 

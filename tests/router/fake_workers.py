@@ -70,6 +70,7 @@ class FakeWorker:
         self.open_calls = 0
         self.answer = ANSWER
         self.time_left_s: list[float] = []
+        self.traceparents: list[str] = []
         self._handlers: set[asyncio.Task[Any]] = set()
         self._breaking: EpdError | None = None
         self.requests: list[Any] = []
@@ -144,6 +145,8 @@ class FakeWorker:
         """Counts a call while it is open; fails it when a failure is listed."""
         self.calls[name] += 1
         self.requests.append(request)
+        metadata = dict(context.invocation_metadata())
+        self.traceparents.append(str(metadata.get("traceparent", "")))
         self.time_left_s.append(context.time_remaining() or 0.0)
         self.open_calls += 1
         handler = asyncio.current_task()
@@ -250,8 +253,8 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
         self.first_token_ends = False
         self.arrived_s: list[float] = []
         self.drawn_s: list[float] = []
-        #: Fails each call after ``prefill_s``.
-        self.late_failure: EpdError | None = None
+        #: As ``failures``, but after ``prefill_s``.
+        self.late_failures: list[EpdError] = []
         self.encoder: FakeEncoder | None = None
         self.after_first_token: Callable[[], Awaitable[None]] | None = None
 
@@ -262,8 +265,8 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
         self.arrived_s.append(time.monotonic())
         async with self.call("Prefill", request, context):
             await asyncio.sleep(self.prefill_s)
-            if self.late_failure is not None:
-                await abort(context, self.late_failure, "")
+            if self.late_failures:
+                await abort(context, self.late_failures.pop(0), "")
             if self.encoder is not None:  # has read the embeddings
                 self.encoder.held -= {image.handle.handle_id for image in request.images}
             token = answer_token(request.sampling.seed, request.emitted_count, self.answer)

@@ -66,11 +66,12 @@ async def router(
         "encoders": _addresses(workers, FakeEncoder),
         "prefills": _addresses(workers, FakePrefill),
         "decodes": _addresses(workers, FakeDecode),
+        "metrics-port": "-1",
         **FAST,
         **{name.replace("_", "-"): value for name, value in settings.items()},
     }
     config = resolve(RouterConfig, [f"--{name}={value}" for name, value in flags.items()], {})
-    telemetry = start_telemetry("router", new_id())
+    telemetry = start_telemetry("router", new_id(), metrics_port=config.metrics_port)
     server = GrpcServer(
         config,
         SERVICE.service_names,
@@ -84,8 +85,8 @@ async def router(
             options = channel_options(IMAGE_MESSAGE_BYTES)
             async with grpc.aio.insecure_channel(server.address, options=options) as channel:
                 yield RunningRouter(server.address, RouterServiceStub(channel), telemetry)
-            await server.stop()
     finally:
+        await server.stop()
         telemetry.close()
 
 

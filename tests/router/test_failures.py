@@ -49,7 +49,7 @@ async def test_f34_prefills_error_wins_over_what_decode_says_in_consequence(
     fleet.decode.failures = [TransferFailedError("sender gave up")]
     fleet.prefill.prefill_s = 0.05
 
-    fleet.prefill.late_failure = InvalidRequestError("the cause", field="x")
+    fleet.prefill.late_failures = [InvalidRequestError("the cause", field="x")]
     async with running(*fleet.workers), router(model, fleet.workers) as served:
         error = await failure(served.stub.Generate(request()))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
