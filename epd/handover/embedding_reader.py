@@ -124,6 +124,10 @@ class EmbeddingReader:
         finally:
             self._memory.free(ranges)
 
+    async def close(self, timeout_s: float) -> None:
+        """Waits until encoders have been told what is given back, at the process's end."""
+        await self._cleanup.drain(timeout_s)
+
     async def _read_all(
         self, handles: Sequence[EmbeddingHandle], ranges: Sequence[ByteRange], reads: ReadBatch
     ) -> list[TransferResult]:

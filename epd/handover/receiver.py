@@ -4,44 +4,28 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from epd.engine.block_pool import BlockPool
 from epd.engine.kv_layout import KvLayout
-from epd.errors import EpdError, NotFoundError, TransferFailedError, UnavailableError
+from epd.errors import (
+    EpdError,
+    InvalidRequestError,
+    NotFoundError,
+    TransferFailedError,
+    UnavailableError,
+)
 from epd.handover.arrivals import Arrivals
 from epd.handover.control import Reservation
 from epd.handover.lease import Lease, LeaseState
-from epd.handover.lease_config import LeaseConfig
 from epd.handover.leases import LeaseTable
+from epd.handover.receiver_config import ReceiverConfig
 from epd.handover.reserve_queue import ReserveQueue
 from epd.handover.seal import SealSlots
+from epd.handover.sealed_transfer import SealedTransfer
 from epd.transfer.agent import TransferAgent
 from epd.transfer.base import AgentDescriptor
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ReceiverConfig:
-    """Bounds of the receiving side; durations in seconds."""
-
-    leases: LeaseConfig = field(default_factory=LeaseConfig)
-    max_waiting: int = 256
-    reserve_timeout_s: float = 10.0
-    tick_s: float = 0.005
-    expire_every_s: float = 0.05
-
-
-@dataclass(frozen=True)
-class SealedTransfer:
-    """KV of a prompt that is all there, and the token that prefill drew after it."""
-
-    block_ids: tuple[int, ...]
-    cached_block_count: int
-    first_token: int
-    logprob: float
-    byte_count: int
 
 
 class KvReceiver:
@@ -135,10 +119,13 @@ class KvReceiver:
         """Reserves blocks for ``token_count`` tokens. Waits in a bounded queue; idempotent.
 
         Raises:
+            InvalidRequestError: no tokens.
             NotFoundError: the sender is not paired.
             ResourceExhaustedError: the peer is at its cap, the queue is full, or the wait too long.
             EpdError: the transfer is over; this says why.
         """
+        if token_count < 1:
+            raise InvalidRequestError("a prompt has tokens", field="token_count")
         self._check_paired(sender_instance_id)
         count = self._layout.blocks_for(token_count)
         lease = self.leases.admit(transfer_id, sender_instance_id, count)

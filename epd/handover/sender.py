@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from epd.engine.kv_layout import KvLayout
 from epd.engine.requests import LayerProgress
@@ -23,35 +22,12 @@ from epd.handover.control import PushTarget, Reservation
 from epd.handover.push import KvPush
 from epd.handover.push_control import PushControl
 from epd.handover.seal import SealSlots
+from epd.handover.sender_config import SenderConfig
+from epd.handover.sender_counters import SenderCounters
 from epd.handover.write_ledger import PushReport
 from epd.transfer.agent import TransferAgent
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class SenderConfig:
-    """Bounds of the sending side; durations in seconds.
-
-    ``drain_timeout_s``: how long a failed push waits for its running WRITEs before it lets go of
-    this side's memory. Decode keeps its own in quarantine beyond that.
-    """
-
-    renew_interval_s: float = 0.5
-    reserve_timeout_s: float = 15.0
-    control_timeout_s: float = 5.0
-    drain_timeout_s: float = 30.0
-    max_unsettled: int = 65536
-
-
-@dataclass
-class SenderCounters:
-    """Totals since the start; ``undrained`` pushes let go of memory with WRITEs still running."""
-
-    pushed: int = 0
-    failed: int = 0
-    undrained: int = 0
-    layers_without_push: int = 0
 
 
 class KvSender:
@@ -193,6 +169,14 @@ class KvSender:
         self.counters.pushed += 1
         return push.writes.report(forward_ended_ns)
 
+    async def close(self, timeout_s: float) -> None:
+        """Gives open pushes up and waits until decode workers have been told, at the process's end.
+        The agent must still run.
+        """
+        for push in self._pushes.values():
+            self._fail(push, UnavailableError("the prefill worker is shutting down"))
+        await self._control.tasks.drain(timeout_s)
+
     def peer_arrived(self, target: PushTarget) -> None:
         """A decode process is paired (again)."""
         self._control.settlements.connected(target)
@@ -216,7 +200,8 @@ class KvSender:
         except BaseException as error:
             # Decode may have granted it all the same, or be about to.
             typed = _typed(error)
-            self._control.fail(target, transfer_id, typed, settled=True)
+            if not isinstance(error, DuplicateRequestError):  # then it is another worker's
+                self._control.fail(target, transfer_id, typed, settled=True)
             if isinstance(error, TimeoutError):
                 raise typed from None
             raise
@@ -231,7 +216,8 @@ class KvSender:
         if push.write_failed:
             self._reconnect(push.target)
         if not push.finished:  # decode holds memory back until it knows; others wait for the tick
-            await self._control.settle(push.target, [push.transfer_id])
+            told = self._control.settle(push.target, [push.transfer_id])
+            self._control.tasks.spawn(told)  # whoever waits here holds engine blocks
 
     def _reconnect(self, target: PushTarget) -> None:
         """A connection on which a WRITE failed may stay broken: make a new one, once unused."""

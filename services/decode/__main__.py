@@ -6,7 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from epd.engine.async_engine import AsyncEngine
 from epd.handover.lease_config import LeaseConfig
-from epd.handover.receiver import KvReceiver, ReceiverConfig
+from epd.handover.receiver import KvReceiver
+from epd.handover.receiver_config import ReceiverConfig
 from epd.handover.seal import SealSlots
 from epd.rpc.service import Service, ServiceContext
 from epd.rpc.worker_service import WorkerServicer

@@ -9,7 +9,8 @@ from epd.engine.async_engine import AsyncEngine
 from epd.engine.block_hashes import block_hashes
 from epd.engine.requests import Admitted, EngineRequest, Failed, RequestMode
 from epd.errors import DuplicateRequestError, EpdError
-from epd.handover.receiver import KvReceiver, SealedTransfer
+from epd.handover.receiver import KvReceiver
+from epd.handover.sealed_transfer import SealedTransfer
 from epd.telemetry import semconv
 from epd.worker.stages import Stages
 from services.decode.answer import Emit, PromptFacts, send_answer

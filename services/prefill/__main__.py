@@ -9,7 +9,8 @@ from epd.engine.async_engine import AsyncEngine
 from epd.handover.embedding_memory import EmbeddingMemory
 from epd.handover.embedding_reader import EmbeddingReader
 from epd.handover.seal import SealSlots
-from epd.handover.sender import KvSender, SenderConfig
+from epd.handover.sender import KvSender
+from epd.handover.sender_config import SenderConfig
 from epd.rpc.channels import ChannelPool
 from epd.rpc.discovery import Discovery
 from epd.rpc.service import Service, ServiceContext

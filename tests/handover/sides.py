@@ -14,9 +14,11 @@ from epd.engine.requests import LayerProgress
 from epd.handover.control import PushTarget
 from epd.handover.faults import Faults, FaultyBackend
 from epd.handover.lease_config import LeaseConfig
-from epd.handover.receiver import KvReceiver, ReceiverConfig
+from epd.handover.receiver import KvReceiver
+from epd.handover.receiver_config import ReceiverConfig
 from epd.handover.seal import SEAL_BYTES, SealSlots
-from epd.handover.sender import KvSender, SenderConfig
+from epd.handover.sender import KvSender
+from epd.handover.sender_config import SenderConfig
 from epd.transfer.buffer import HostBuffer
 from epd.transfer.transfer_loop import AgentConfig
 from tests.transfer.peers import open_agent

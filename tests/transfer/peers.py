@@ -132,9 +132,13 @@ class ProcessPeer(Peer):
         """Makes the peer poll quickly, as it does while it expects transfers."""
         self._ask("announce")
 
-    def stop(self):
-        """SIGSTOP: the peer hangs, its connections stay."""
+    def hang(self):
+        """The peer does nothing any more, its connections stay."""
         self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self):
+        """Ends :meth:`hang`."""
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self):
         with contextlib.suppress(ProcessLookupError):

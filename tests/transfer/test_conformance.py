@@ -7,6 +7,7 @@ import pytest
 
 from epd.errors import TransferFailedError
 from epd.transfer.base import Segment
+from tests.transfer.peers import ProcessPeer
 
 WAIT = 10
 
@@ -135,6 +136,22 @@ def test_a_killed_peer_fails_the_next_transfer_within_a_second_and_only_that(
     ).result(WAIT)
     assert [notice for _, notice in living.notices(1)] == [b"alive"]
     assert agent.counters.writes.failed == 2
+
+
+def test_a_transfer_with_a_hung_peer_does_not_fail_and_its_notice_arrives_later(
+    agent, buffer, peer
+):
+    if not isinstance(peer, ProcessPeer):
+        pytest.skip("a process of its own is needed to hang")
+    agent.connect(peer.descriptor).result(WAIT)
+    agent.write(peer.descriptor.agent_name, [buffer.part(0, 9)], [peer.at(0, 9)]).result(WAIT)
+    peer.hang()
+    done = agent.write(peer.descriptor.agent_name, [buffer.part(0, 9)], [peer.at(0, 9)], b"late")
+    time.sleep(0.3)
+    assert not done.done() or done.exception() is None
+    peer.go_on()
+    assert done.result(WAIT).byte_count == 9
+    assert [notice for _, notice in peer.notices(1)] == [b"late"]
 
 
 def test_a_peer_restarted_five_times_is_reached_again_each_time(agent, buffer, make_peer):
