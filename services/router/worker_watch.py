@@ -12,11 +12,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from epd.errors import EpdError, UnavailableError
 from epd.rpc.status import root_error
 from epd.v1 import worker_pb2, worker_pb2_grpc
+from services.router.cleanup import cancel_and_wait
 from services.router.worker_info import info_from_proto
 from services.router.workers import Role, Worker, WorkerInfo, WorkerState
 
 _log = logging.getLogger(__name__)
 _END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined]
+_SILENCE_SLICES = 4
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
@@ -176,13 +178,23 @@ class WorkerWatch:
 
 
 async def _read(call: Any, silence_s: float | None) -> Any:
-    """The next message of a stream, None at its end; UnavailableError when none comes in time."""
+    """The next message of a stream, None at its end; UnavailableError when none comes in time.
+
+    The wait is cut into slices: when this process itself was held up, one slice ends late and the
+    messages that came meanwhile are found in the next. Only a peer's silence fills all of them.
+    """
+    reading = asyncio.ensure_future(call.read())
     try:
-        async with asyncio.timeout(silence_s):
-            message = await call.read()
-    except TimeoutError:
-        raise UnavailableError(f"silent for {silence_s:g} s") from None
-    return None if message is _END_OF_STREAM else message
+        for _ in range(_SILENCE_SLICES):
+            slice_s = None if silence_s is None else silence_s / _SILENCE_SLICES
+            # Waited for, not timed out: a cancelled read would cancel the whole call.
+            await asyncio.wait({reading}, timeout=slice_s)
+            if reading.done():
+                message = reading.result()
+                return None if message is _END_OF_STREAM else message
+        raise UnavailableError(f"silent for {silence_s:g} s")
+    finally:
+        await cancel_and_wait(reading)
 
 
 def _reason(error: grpc.aio.AioRpcError | EpdError) -> str:

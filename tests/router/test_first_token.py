@@ -4,6 +4,7 @@ import statistics
 import time
 from pathlib import Path
 
+from epd.v1 import router_pb2
 from tests.router.conftest import Fleet
 from tests.router.harness import collect, request, router, running
 from tests.router.model_folder import END
@@ -36,15 +37,22 @@ async def test_the_whole_answer_does_not_wait_for_prefills_call_to_end(
 
 
 async def test_f36_the_routers_own_share_of_ttft_is_below_3_ms(model: Path, fleet: Fleet) -> None:
-    """Everything between the request's arrival and its first token that is not prefill's work."""
-    shares_s = []
+    """Everything between the request's arrival and its first token that is not prefill's work.
+
+    3 ms where a bare unary call takes half a millisecond; in proportion on a machine that is busy
+    with other things.
+    """
+    shares_s, unary_s = [], []
     async with running(*fleet.workers), router(model, fleet.workers) as served:
         for _ in range(100):
             answer = await collect(served.stub.Generate(request("word " * 60, max_tokens=2)))
             assert answer.completion is not None
             inside_s = fleet.prefill.drawn_s[-1] - fleet.prefill.arrived_s[-1]
             shares_s.append(answer.completion.ttft_ns / 1e9 - inside_s)
-    assert statistics.median(shares_s) < 0.003 * _slowness()
+            started = time.monotonic()
+            await served.stub.GetModel(router_pb2.GetModelRequest())
+            unary_s.append(time.monotonic() - started)
+    assert statistics.median(shares_s) < max(0.003, 6 * statistics.median(unary_s))
 
 
 async def test_when_the_first_token_ends_the_answer_decode_is_cancelled(
@@ -60,10 +68,3 @@ async def test_when_the_first_token_ends_the_answer_decode_is_cancelled(
         assert response.completion.usage.completion_tokens == 1
     assert fleet.decode.open_calls == 0
     assert fleet.decode.emitted == 0
-
-
-def _slowness() -> float:
-    """How much slower than a quiet 2024 core this machine runs Python now, at least 1."""
-    started = time.perf_counter()
-    sum(range(1_000_000))
-    return max(1.0, (time.perf_counter() - started) / 0.025)
