@@ -74,7 +74,8 @@ async def test_bytes_moved_are_the_uncached_blocks_of_all_layers_the_seals_and_t
 async def test_no_message_between_the_services_holds_a_tensor(model, shared_fleets, open_channel):
     fleet = shared_fleets.get(model)
     encoder, prefill, decode = (
-        open_channel(fleet.process(f"{role}-0").address) for role in ("encoder", "prefill", "decode")
+        open_channel(fleet.process(f"{role}-0").address)
+        for role in ("encoder", "prefill", "decode")
     )
     (image,) = make_questions(2, seed=37)[1].images
     sizes: dict[str, int] = {}

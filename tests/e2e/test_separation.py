@@ -16,9 +16,9 @@ def parameter_counts(model):
             count = 1
             for length in file.get_slice(name).get_shape():
                 count *= length
-            halves["vision" if ".visual." in name or name.startswith("visual.") else "language"] += (
-                count
-            )
+            halves[
+                "vision" if ".visual." in name or name.startswith("visual.") else "language"
+            ] += count
     return halves
 
 

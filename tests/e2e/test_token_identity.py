@@ -54,9 +54,7 @@ async def test_the_same_question_again_is_answered_the_same_from_the_caches(
     assert again.completion.usage.cached_tokens > first.completion.usage.cached_tokens
 
 
-async def test_seeded_answers_equal_a_unified_workers(
-    model, shared_fleets, full_run, open_channel
-):
+async def test_seeded_answers_equal_a_unified_workers(model, shared_fleets, full_run, open_channel):
     questions = make_questions(40 if full_run else 12, seed=23)
 
     def sampling(index):
