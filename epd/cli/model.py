@@ -20,7 +20,7 @@ def fetch_command(
     name: Annotated[str, typer.Argument(help=f"One of: {', '.join(sorted(CATALOGUE))}.")],
     to: Annotated[
         Path | None,
-        typer.Option(help="Folder to make; default ~/.cache/epd/models/NAME."),
+        typer.Option(help="Folder to make; default below ~/.cache/epd/models."),
     ] = None,
     timeout_s: Annotated[
         float, typer.Option(help="Limit of the download, seconds.")

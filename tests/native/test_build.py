@@ -13,17 +13,17 @@ from epd.engine.native.library import NativeLibrary
 LOAD = "import sys; from epd.engine.native.build import *; print(library_path(Path(sys.argv[1])))"
 
 
-@pytest.mark.usefixtures("library")
+@pytest.mark.usefixtures("compiled")
 def test_several_processes_at_once_compile_one_library(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LOAD, str(tmp_path)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     paths = {process.communicate(timeout=100)[0].strip() for process in processes}
     assert len(paths) == 1
     assert len(list(tmp_path.glob("*.so"))) == 1
-    NativeLibrary(threads=1, cache=tmp_path)
+    NativeLibrary(threads=1, path=Path(paths.pop()))
 
 
-@pytest.mark.usefixtures("library")
+@pytest.mark.usefixtures("compiled")
 def test_a_changed_source_is_another_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,7 +38,7 @@ def test_a_changed_source_is_another_library(
     assert library_path(tmp_path / "cache") != before
 
 
-@pytest.mark.usefixtures("library")
+@pytest.mark.usefixtures("compiled")
 def test_a_compiler_error_is_one_line_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,7 +57,7 @@ def test_a_cache_folder_that_cannot_be_made_is_a_build_error(tmp_path: Path) -> 
         library_path(tmp_path / "file" / "cache")
 
 
-@pytest.mark.usefixtures("library")
+@pytest.mark.usefixtures("compiled")
 def test_a_library_that_was_brought_along_needs_no_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from epd.engine.families.base import LanguageModules, ModelFamily
+from epd.engine.families.base import ModelFamily
 from epd.engine.families.registry import load_family
 from epd.engine.kv_cache import KVCache
 from epd.engine.kv_layout import KvLayout
 from epd.engine.language_runner import LanguageRunner, TokenRun
+from epd.engine.native.build import NativeBuildError
 from epd.engine.native.decoder import NativeDecoder
 from epd.engine.native.library import NativeLibrary
 from epd.engine.native.select import choose_execution
@@ -68,7 +69,7 @@ def greedy(runner: LanguageRunner, prompts: Sequence[Sequence[int]], count: int)
     return [ids[len(prompt) :] for ids, prompt in zip(sequences, prompts, strict=True)]
 
 
-@pytest.mark.usefixtures("library")
+@pytest.mark.usefixtures("compiled")
 def test_logits_and_kv_equal_those_of_the_transformers_module(family: ModelFamily) -> None:
     native, plain = native_runner(family), torch_runner(family)
     near = {"rtol": 1e-4, "atol": 1e-4}  # float32 sums in another order, values up to 10
@@ -76,13 +77,13 @@ def test_logits_and_kv_equal_those_of_the_transformers_module(family: ModelFamil
     torch.testing.assert_close(native.kv_cache.tensor, plain.kv_cache.tensor, **near)
 
 
-@pytest.mark.usefixtures("library")
+@pytest.mark.usefixtures("compiled")
 def test_greedy_tokens_equal_those_of_the_transformers_module(family: ModelFamily) -> None:
     expected = greedy(torch_runner(family), PROMPTS, 24)
     assert greedy(native_runner(family), PROMPTS, 24) == expected
 
 
-@pytest.mark.usefixtures("library")
+@pytest.mark.usefixtures("compiled")
 def test_logits_are_bitwise_the_same_alone_batched_and_chunked(family: ModelFamily) -> None:
     runner = native_runner(family)
     together = prefill(runner, PROMPTS)
@@ -93,7 +94,7 @@ def test_logits_are_bitwise_the_same_alone_batched_and_chunked(family: ModelFami
         assert torch.equal(chunk[0], together[row])
 
 
-@pytest.mark.usefixtures("library")
+@pytest.mark.usefixtures("compiled")
 def test_each_layer_is_reported_once_in_order_after_its_kv_is_final(family: ModelFamily) -> None:
     runner = native_runner(family)
     seen: list[tuple[int, torch.Tensor]] = []
@@ -107,7 +108,7 @@ def test_each_layer_is_reported_once_in_order_after_its_kv_is_final(family: Mode
         assert torch.equal(kv, runner.kv_cache.layers[layer])
 
 
-@pytest.mark.usefixtures("library")
+@pytest.mark.usefixtures("compiled")
 def test_the_module_s_own_weights_are_views_of_the_fused_ones(family: ModelFamily) -> None:
     modules = family.load_language(torch.float32, CPU)
     choose_execution(family, modules, threads=1)
@@ -140,18 +141,8 @@ def test_other_weights_than_float32_stay_with_torch(family: ModelFamily) -> None
     assert choose_execution(family, modules).modules is modules
 
 
-def test_a_library_that_cannot_be_loaded_is_no_crash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from epd.engine.native.build import NativeBuildError
-
+def test_a_library_that_cannot_be_loaded_is_a_build_error(tmp_path: Path) -> None:
     broken = tmp_path / "kernels.so"
     broken.write_text("no library")
-    monkeypatch.setattr("epd.engine.native.library.library_path", lambda _: broken)
     with pytest.raises(NativeBuildError, match="cannot be loaded"):
-        NativeLibrary(threads=1)
-
-
-def test_modules_keep_their_type(family: ModelFamily) -> None:
-    modules = family.load_language(torch.float32, CPU)
-    assert isinstance(choose_execution(family, modules).modules, LanguageModules)
+        NativeLibrary(threads=1, path=broken)

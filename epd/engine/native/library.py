@@ -33,12 +33,14 @@ class NativeLibrary:
     ``functions`` are the C functions of ``src/api.cpp``; the methods wrap those that take whole
     tensors. Tensors are contiguous float32 on the CPU: callers check that, once.
 
+    ``path`` is the library to load, None the one for this CPU.
+
     Raises:
         NativeBuildError: the library is neither there nor can it be compiled or loaded.
     """
 
-    def __init__(self, threads: int, cache: Path | None = None) -> None:
-        path = library_path(cache)
+    def __init__(self, threads: int, path: Path | None = None) -> None:
+        self.path = path = path or library_path()
         try:
             _share_openmp()
             self.functions = ctypes.CDLL(str(path))
