@@ -1,5 +1,6 @@
 """A stand-in for an encoder: embeddings in registered memory and the leases on them."""
 
+import asyncio
 import time
 
 import numpy as np
@@ -26,6 +27,7 @@ class Encoder:
         self.descriptor = self.agent.descriptor()
         self.known = set()
         self.renewals = 0
+        self.renewal_takes_s = 0.0
         self.released = []
         self.error = None
         self._next = 0
@@ -62,6 +64,7 @@ class Encoder:
         if self.error is not None:
             raise self.error
         self.renewals += 1
+        await asyncio.sleep(self.renewal_takes_s)
         return [one for one in handle_ids if one not in self.known]
 
     async def release(self, handle_ids, settled):

@@ -199,9 +199,13 @@ async def test_cancel_while_waiting_for_room_takes_nothing(make_reader, encoder)
     await reader.idle()
 
 
-async def test_handle_the_encoder_does_not_know_is_not_found(make_reader, encoder):
-    """F05, F08: its memory may hold another image by now, so what was read does not count."""
+@pytest.mark.parametrize("renewal_takes_s", [0.0, 0.2])
+async def test_handle_the_encoder_does_not_know_is_not_found(make_reader, encoder, renewal_takes_s):
+    """F05, F08: its memory may hold another image by now, so what was read does not count, even
+    when the READ is done before the encoder answers.
+    """
     reader = make_reader()
+    encoder.renewal_takes_s = renewal_takes_s
     handle = encoder.handle(4)
     encoder.known.clear()
     with pytest.raises(NotFoundError, match="does not know"):
