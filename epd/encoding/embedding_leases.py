@@ -68,18 +68,20 @@ class EmbeddingLeases:
 
     def run(self, handle_ids: Iterable[str]) -> None:
         """The Encode call has ended well: from now on the leases expire."""
-        self.renew(handle_ids, count_unknown=False)
+        for handle_id in handle_ids:
+            if (lease := self._leases.get(handle_id)) is not None and not lease.quarantined:
+                lease.expires_s = self._clock() + self.lease_s
 
-    def renew(self, handle_ids: Iterable[str], *, count_unknown: bool = True) -> list[str]:
+    def renew(self, handle_ids: Iterable[str]) -> list[str]:
         """Starts leases anew; returns the ids that have none, which are counted and logged."""
         unknown = []
         for handle_id in handle_ids:
             lease = self._leases.get(handle_id)
             if lease is None or lease.quarantined:
                 unknown.append(handle_id)
-            else:
+            elif lease.expires_s is not None:  # one of an open call does not run yet
                 lease.expires_s = self._clock() + self.lease_s
-        if unknown and count_unknown:
+        if unknown:
             self.unknown_renewals += len(unknown)
             logger.warning("renewal of %d unknown handles, first %s", len(unknown), unknown[0])
         return unknown
