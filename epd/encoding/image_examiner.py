@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from epd.encoding.encode_events import ImageInput
-from epd.encoding.image_header import ImageHeader, read_header
+from epd.encoding.image_header import ImageHeader, read_header, silence_decoders
 from epd.encoding.image_limits import ImageLimits
 from epd.errors import InvalidRequestError
 from epd.image_digest import image_digest
@@ -22,6 +22,7 @@ class ImageExaminer:
         self._model_digest = model_digest
         self._processor_digest = processor_digest
         self._limits = limits
+        silence_decoders()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="image-examiner")
 
     async def examine(

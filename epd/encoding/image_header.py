@@ -6,6 +6,7 @@ planned, or refused, before it costs anything.
 
 import io
 import struct
+import warnings
 from dataclasses import dataclass, replace
 
 from PIL import ExifTags, Image, PngImagePlugin, TiffImagePlugin
@@ -68,6 +69,12 @@ def read_header(data: bytes, limits: ImageLimits, field: str) -> ImageHeader:
         )
     limits.check_size(header.width, header.height, field)
     return header
+
+
+def silence_decoders() -> None:
+    """Keeps what Pillow has to say about odd files out of this process's log and memory: hostile
+    files can make it say something new each time, and Python remembers every warning."""
+    warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def unreadable(field: str, error: Exception) -> InvalidRequestError:

@@ -65,6 +65,9 @@ def initialize(model_folder: Path, limits: ImageLimits, memory_bytes: int) -> No
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn about just that
     from transformers import AutoImageProcessor
 
+    from epd.encoding.image_header import silence_decoders
+
+    silence_decoders()
     load: Any = AutoImageProcessor.from_pretrained
     _Worker.processor = load(model_folder, local_files_only=True)
     _Worker.limits = limits

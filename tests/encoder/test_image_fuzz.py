@@ -18,6 +18,7 @@ from tests.encoder.pictures import encoded, exif, picture, png_bomb
 COUNT = 20_000 if os.environ.get("EPD_TEST_FULL") == "1" else 400
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "TIFF", "BMP")
 HEADER_BYTES = 64
+EXTREMES = (b"\xff\xff\xff\xff", b"\x00\x00\x00\x00", b"\x7f\xff\xff\xff", b"\x00\x00\xff\x7f")
 
 SEEDS = [
     *(encoded(picture(40, 30), format) for format in FORMATS),
@@ -45,14 +46,7 @@ def mutated(generator: random.Random) -> bytes:
             case 0:
                 data[position : position + 1] = bytes([generator.randrange(256)])
             case 1:
-                data[position : position + 4] = generator.choice(
-                    (
-                        b"\xff\xff\xff\xff",
-                        b"\x00\x00\x00\x00",
-                        b"\x7f\xff\xff\xff",
-                        b"\x00\x00\xff\x7f",
-                    )
-                )
+                data[position : position + 4] = generator.choice(EXTREMES)
             case 2:
                 del data[position:]
             case 3:
