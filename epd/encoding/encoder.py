@@ -12,6 +12,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from epd.encoding.embedding import EmbeddingSpec
@@ -32,14 +34,12 @@ from epd.encoding.eviction_policy import make_policy
 from epd.encoding.image_examiner import ImageExaminer
 from epd.encoding.image_header import ImageHeader
 from epd.encoding.production import Production
+from epd.encoding.productions import Productions
 from epd.engine.families.base import ModelFamily
 from epd.errors import (
-    DeadlineExceededError,
-    EpdError,
     InternalError,
     InvalidRequestError,
     NotFoundError,
-    RequestCancelledError,
     ResourceExhaustedError,
     UnavailableError,
 )
@@ -100,14 +100,16 @@ class Encoder:
             Arena(config.arena_bytes),
             config.embedding_cache_bytes,
             make_policy(config.embedding_policy, config.embedding_cache_bytes),
-            self._abandon,
+            lambda entry: self._productions.abandon(entry),
         )
         self._leases = EmbeddingLeases(
             self._cache, config.embedding_lease_s, config.embedding_hold_s, time.monotonic
         )
         self._examiner = ImageExaminer(model_digest, family.processor_digest, config.limits)
         self._maker = EmbeddingMaker(family, vision, config, threads, on_fatal)
-        self._productions: dict[CacheEntry, Production] = {}
+        self._productions = Productions(
+            self._maker, self._cache, self._view, config.encode_timeout_s, self._changed
+        )
         self._expiry: asyncio.Task[None] | None = None
         self._stopping = False
         self._queries = 0
@@ -137,12 +139,10 @@ class Encoder:
         self._stopping = True
         if self._expiry is not None:
             self._expiry.cancel()
+        self._productions.close()
         if not await self._maker.stop(timeout_s):
             logger.error("the vision tower still runs after %g s", timeout_s)
-        tasks = [one.task for one in self._productions.values() if one.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._productions.stop()
         self._examiner.stop()
 
     async def encode(self, images: Sequence[ImageInput]) -> AsyncGenerator[EncodeEvent, None]:
@@ -203,8 +203,7 @@ class Encoder:
         entry = self._leases.find(handle_id)
         if entry is None or entry.state is not EntryState.READY:
             raise NotFoundError(f"no embedding under handle {handle_id}", reason="HANDLE_UNKNOWN")
-        view = self._buffer.view(entry.memory.offset, entry.memory.length)
-        return embedding_tensor(view, entry.spec)
+        return embedding_tensor(self._view(entry), entry.spec)
 
     def stats(self) -> EncoderStats:
         """The numbers now; may be called from any thread."""
@@ -213,7 +212,7 @@ class Encoder:
         return EncoderStats(
             running_images=running,
             waiting_images=max(0, len(self._productions) - running),
-            waiting_patches=sum(_patches(entry.spec) for entry in list(self._productions)),
+            waiting_patches=self._productions.patches,
             total_bytes=cache.total_bytes,
             free_bytes=cache.free_bytes + cache.idle_bytes,
             used_bytes=cache.in_use_bytes + cache.idle_bytes,
@@ -281,7 +280,7 @@ class Encoder:
             )
         entries = self._cache.claim([(digest, spec) for digest, (_, spec) in wanted.items()])
         for entry in entries:
-            self._produce(entry, wanted[entry.digest][0].data)
+            self._productions.start(entry, wanted[entry.digest][0].data)
         for position, image in enumerate(images):
             if position not in granted or granted[position].entry.state is EntryState.WITHDRAWN:
                 found = self._cache.find(image.digest)
@@ -321,61 +320,12 @@ class Encoder:
             self._leases.lease_s,
         )
 
-    def _produce(self, entry: CacheEntry, data: bytes) -> None:
-        production = Production(entry, data)
-        self._productions[entry] = production
-        production.task = asyncio.create_task(self._run(production))
-
-    async def _run(self, production: Production) -> None:
-        """Fills an entry; waiting calls hear of the end when the accounts are right."""
-        entry = production.entry
-        memory = self._buffer.view(entry.memory.offset, entry.memory.length)
-        overdue = asyncio.get_running_loop().call_later(
-            self._config.encode_timeout_s, self._give_up, production
-        )
-        error: EpdError | None = None
-        try:
-            production.stages = await self._maker.make(production.data, entry.spec, memory)
-        except asyncio.CancelledError:
-            error = RequestCancelledError("nobody waits for the image any more")
-            if self._stopping:
-                error = UnavailableError("the encoder has stopped", reason="ENCODER_STOPPED")
-        except EpdError as raised:
-            error = raised
-        except Exception as raised:
-            logger.exception("encoding failed")
-            error = InternalError(f"encoding failed: {raised!r}")
-        overdue.cancel()
-        del self._productions[entry]
-        if error is None and entry.state is EntryState.FILLING:
-            self._cache.complete(entry)
-        else:
-            if entry.state is EntryState.FILLING:
-                self._cache.withdraw(entry)
-            self._cache.discard(entry)
-        production.finish(error)
-        self._changed()
-
-    def _give_up(self, production: Production) -> None:
-        """Fails the waiting calls in time, even when the vision tower hangs with the memory."""
-        if production.entry.state is EntryState.FILLING:
-            self._cache.withdraw(production.entry)
-            timeout_s = self._config.encode_timeout_s
-            production.finish(
-                DeadlineExceededError(
-                    f"not encoded within {timeout_s:g} s", reason="ENCODE_TIMEOUT"
-                )
-            )
-            self._abandon(production.entry)
+    def _view(self, entry: CacheEntry) -> npt.NDArray[np.uint8]:
+        return self._buffer.view(entry.memory.offset, entry.memory.length)
 
     def _changed(self) -> None:
         for callback in self._watchers:
             callback()
-
-    def _abandon(self, entry: CacheEntry) -> None:
-        task = self._productions[entry].task
-        assert task is not None
-        task.cancel()
 
     async def _expire(self) -> None:
         while True:
@@ -393,8 +343,3 @@ def _finished(granted: Sequence[_Granted]) -> "asyncio.Queue[_Granted]":
         else:
             one.production.when_finished(functools.partial(finished.put_nowait, one))
     return finished
-
-
-def _patches(spec: EmbeddingSpec) -> int:
-    temporal, height, width = spec.plan.grid
-    return temporal * height * width

@@ -12,8 +12,8 @@ from epd.telemetry.metrics import observe
 from epd.v1 import encoder_pb2_grpc, worker_pb2_grpc
 from epd.worker.held_parameters import count_held_parameters
 from epd.worker.transfer_endpoint import open_endpoint
+from epd.worker.upkeep import Upkeep
 from services.encoder.config import EncoderConfig
-from services.encoder.failures import Failures
 from services.encoder.read_announcer import ReadAnnouncer
 from services.encoder.report import encoder_info, encoder_load, encoder_readings
 from services.encoder.servicer import EncoderServicer
@@ -28,9 +28,7 @@ async def encoder_application(
     """Weights → memory and workers → transfer endpoint → servicers; backwards at the end."""
     server, telemetry = context.server, context.telemetry
     async with AsyncExitStack() as stack:
-        failures = Failures(server.fail)
-        stack.push_async_callback(failures.stop)
-
+        upkeep = await stack.enter_async_context(Upkeep(server))
         parts = await asyncio.to_thread(load_vision_parts, config)
         encoder = Encoder(
             parts.family,
@@ -39,7 +37,7 @@ async def encoder_application(
             config.encoding,
             dtype=config.dtype,
             threads=config.threads,
-            on_fatal=lambda cause: failures.report("the encode batcher", cause),
+            on_fatal=upkeep.thread_death("the encode batcher"),
         )
         stack.push_async_callback(encoder.stop)
         await encoder.start()
@@ -52,7 +50,7 @@ async def encoder_application(
             [(encoder.memory, "DRAM")],
         )
         stack.push_async_callback(asyncio.to_thread, agent.stop)
-        agent.on_death(lambda cause: failures.report("the transfer agent", cause))
+        agent.on_death(upkeep.thread_death("the transfer agent"))
         encoder.watch(ReadAnnouncer(agent, lambda: encoder.readable).update)
 
         descriptor = await asyncio.to_thread(agent.descriptor)

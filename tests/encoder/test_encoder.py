@@ -303,14 +303,14 @@ async def test_f32_two_hundred_calls_at_once_are_served_or_refused_and_the_loop_
 ) -> None:
     encoder = await make_encoder()
     files = [file(seed) for seed in range(40)]
-    longest_pause_s = 0.0
+    longest_block_s = 0.0
 
     async def pulse() -> None:
-        nonlocal longest_pause_s
+        nonlocal longest_block_s
         while True:
-            before = time.monotonic()
+            before = time.thread_time()  # what this thread computes, however busy the machine is
             await asyncio.sleep(0.005)
-            longest_pause_s = max(longest_pause_s, time.monotonic() - before)
+            longest_block_s = max(longest_block_s, time.thread_time() - before)
 
     heart = asyncio.create_task(pulse())
     results = await asyncio.gather(
@@ -320,7 +320,7 @@ async def test_f32_two_hundred_calls_at_once_are_served_or_refused_and_the_loop_
     failed = [one for one in results if isinstance(one, BaseException)]
     assert all(isinstance(one, ResourceExhaustedError) for one in failed), failed
     assert len(results) == 200
-    assert longest_pause_s < 0.5
+    assert longest_block_s < 0.25
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ async def test_embedding_read_over_nixl_equals_the_whole_model(
     (planned,) = await client.encode(encoded(one, "JPEG", quality=95))
     handle = planned.handle
     buffer = HostBuffer(handle.byte_count)
-    agent = open_endpoint("nixl", "test", secrets.token_hex(16), [buffer.segment], "DRAM")
+    agent = open_endpoint("nixl", "test", secrets.token_hex(16), [(buffer.segment, "DRAM")])
     try:
         peer = agent_from_proto(handle.agent)
         agent.connect(peer).result(10)
