@@ -81,8 +81,9 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
 
     discovery = Discovery(pairing.decodes, period_s=pairing.discovery_period_s)
     peers = DecodePeers(discovery, link, pairing.pair_wait_s)
+    reader = EmbeddingReader(agent, memory, encoder_control, pairing.control_timeout_s)
     embeddings = Embeddings(
-        EmbeddingReader(agent, memory, encoder_control, pairing.control_timeout_s),
+        reader,
         encoder_control,
         pairing.control_timeout_s,
         cleanup,
@@ -113,6 +114,9 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
             prefill_pb2_grpc.add_PrefillServiceServicer_to_server(servicer, handlers)
             yield
     finally:
+        # Decode workers and encoders are told what is given up while they can be reached.
+        await sender.close(pairing.control_timeout_s)
+        await reader.close(pairing.control_timeout_s)
         await cleanup.drain(pairing.control_timeout_s)
         await engine.stop()
         await asyncio.to_thread(agent.stop)
