@@ -1,6 +1,8 @@
 """Fleets of real processes: faults, restarts, and the commands on top of them."""
 
 import asyncio
+import contextlib
+import dataclasses
 import os
 import re
 import signal
@@ -9,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 
@@ -31,39 +34,37 @@ def answer(fleet, text="hello"):
     return asyncio.run(run())
 
 
+def answers(fleet):
+    try:
+        return len(answer(fleet).token_ids) == 4
+    except grpc.aio.AioRpcError:
+        return False
+
+
+def wait_until(done, seconds):
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_a_worker_can_be_killed_restarted_on_its_port_and_is_found_again(tiny_model):
     with fleet_of(tiny_model, encoders=0) as fleet:
         idle = fleet.idle_level()
         assert len(answer(fleet).token_ids) == 4
         fleet.assert_back_to_idle(idle, settled_within_s=5)
+        fuller = dataclasses.replace(idle["decode-0"], free_and_quarantined_blocks=1e9)
+        with pytest.raises(AssertionError, match=r"not back to idle.*decode-0"):
+            fleet.assert_back_to_idle({**idle, "decode-0": fuller}, within_s=0.1)
         address = fleet.process("decode-0").address
         fleet.kill_one("decode-0")
         with pytest.raises(FleetError, match="decode-0 ended with status -9"):
             fleet.check()
         assert fleet.restart("decode-0").address == address
-        deadline = time.monotonic() + 15
-        while True:
-            try:
-                assert len(answer(fleet).token_ids) == 4
-                break
-            except Exception:
-                assert time.monotonic() < deadline
-                time.sleep(0.2)
+        wait_until(lambda: answers(fleet), 30)
         fleet.assert_back_to_idle(idle, settled_within_s=5)
         assert fleet.resident_bytes("decode-0") > 1 << 20
         assert fleet.open_files("decode-0") > 3
-
-
-def test_a_level_that_differs_from_idle_is_noticed(shared_fleets, tiny_model):
-    fleet = shared_fleets.get(tiny_model)
-    idle = fleet.idle_level()
-    changed = {
-        name: type(level)(**{**vars(level), "free_and_quarantined_blocks": -1.0})
-        for name, level in idle.items()
-    }
-    fleet.assert_back_to_idle(idle)
-    with pytest.raises(AssertionError, match="not back to idle"):
-        fleet.assert_back_to_idle(changed, within_s=0.2)
 
 
 def test_a_fleet_that_cannot_start_leaves_nothing_behind(tmp_path):
@@ -75,31 +76,28 @@ def test_a_fleet_that_cannot_start_leaves_nothing_behind(tmp_path):
     assert not [pid for pid in left if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.fixture
-def epd_up(tmp_path, tiny_model):
-    """``epd up`` as a person runs it."""
-    command = [sys.executable, "-m", "epd.cli.main", "up", f"--model={tiny_model}", "--port=0"]
-    output = (tmp_path / "output").open("w+")
-    process = subprocess.Popen(
-        command,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "EPD_STATE": str(tmp_path), "COLUMNS": "200"},
-    )
+@contextlib.contextmanager
+def epd_up(tmp_path, *flags):
+    """``epd up`` as a person runs it: the process, and a function for its output so far."""
+    command = [sys.executable, "-m", "epd.cli.main", "up", "--port=0", *flags]
+    with (tmp_path / "output").open("w+") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "EPD_STATE": str(tmp_path), "COLUMNS": "200"},
+        )
 
-    def text():
-        output.seek(0)
-        return output.read()
+        def text():
+            return (tmp_path / "output").read_text()
 
-    deadline = time.monotonic() + 110
-    while "Ctrl-C stops" not in text():
-        assert process.poll() is None, text()
-        assert time.monotonic() < deadline, text()
-        time.sleep(0.1)
-    yield process, text
-    process.kill()
-    process.wait()
-    output.close()
+        try:
+            wait_until(lambda: "Ctrl-C stops" in text() or process.poll() is not None, 240)
+            assert process.poll() is None, text()
+            yield process, text
+        finally:
+            process.kill()
+            process.wait()
 
 
 def services_of(process):
@@ -112,57 +110,75 @@ def epd(*arguments, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
         env={**os.environ, "EPD_STATE": str(tmp_path), "COLUMNS": "250"},
     )
 
 
-def test_up_status_chat_trace_and_an_orderly_end(epd_up, tmp_path):
-    process, text = epd_up
-    rows = re.findall(r"│ (\S+) +│ (127\.0\.0\.1:\d+) │ (127\.0\.0\.1:\d+) │ \d+", text())
-    assert [row[0] for row in rows] == ["encoder-0", "decode-0", "prefill-0", "router"]
+def assert_gone(processes):
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
-    status = epd("status", tmp_path=tmp_path)
-    assert status.returncode == 0, status.stderr
-    assert status.stdout.count("serving") == 3
-    assert "nixl" in status.stdout
 
-    picture = str(ROOT / "epd" / "cli" / "sample.png")
-    chat = epd("chat", "what?", "--image", picture, "--max-tokens", "4", tmp_path=tmp_path)
-    assert chat.returncode == 0, chat.stderr
+def test_up_status_chat_trace_and_an_orderly_end(tiny_model, tmp_path):
+    with epd_up(tmp_path, f"--model={tiny_model}") as (process, text):
+        rows = re.findall(r"│ (\S+) +│ (127\.0\.0\.1:\d+) │ (127\.0\.0\.1:\d+) │ \d+", text())
+        assert [row[0] for row in rows] == ["encoder-0", "decode-0", "prefill-0", "router"]
 
-    deadline = time.monotonic() + 10
-    while "kv_push" not in (trace := epd("trace", tmp_path=tmp_path)).stdout:
-        assert time.monotonic() < deadline, trace.stderr
-    for name in ("RouterService/Generate", "PrefillService/Prefill", "DecodeService/Decode"):
-        assert name in trace.stdout
-    assert "4 services" in trace.stdout
+        status = epd("status", tmp_path=tmp_path)
+        assert status.returncode == 0, status.stderr
+        assert status.stdout.count("serving") == 3
+        assert "nixl" in status.stdout
 
-    started = services_of(process)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
-    psutil.wait_procs(started, timeout=2)
-    assert not [p for p in started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        picture = str(ROOT / "epd" / "cli" / "sample.png")
+        chat = epd("chat", "what?", "--image", picture, "--max-tokens", "4", tmp_path=tmp_path)
+        assert chat.returncode == 0, chat.stderr
+
+        wait_until(lambda: "kv_push" in epd("trace", tmp_path=tmp_path).stdout, 30)
+        trace = epd("trace", tmp_path=tmp_path).stdout
+        for name in ("RouterService/Generate", "PrefillService/Prefill", "DecodeService/Decode"):
+            assert name in trace
+        assert "4 services" in trace
+
+        started = services_of(process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert_gone(started)
     assert "no router answers at 127.0.0.1:50050" in epd("status", tmp_path=tmp_path).stderr
 
 
-def test_up_ends_with_one_line_when_a_service_dies(epd_up):
-    process, text = epd_up
-    started = services_of(process)
-    (decode,) = [p for p in started if "services.decode" in p.cmdline()]
-    decode.kill()
-    assert process.wait(20) == 1
-    assert "epd: decode-0 ended with status -9" in text().splitlines()[-1]
-    psutil.wait_procs(started, timeout=2)
-    assert not [p for p in started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+def test_up_ends_with_one_line_when_a_service_dies(tiny_model, tmp_path):
+    alone = ("--encoders=0", "--prefills=0", "--decodes=0", "--unified=1")
+    with epd_up(tmp_path, f"--model={tiny_model}", *alone) as (process, text):
+        started = services_of(process)
+        next(p for p in started if "services.decode" in p.cmdline()).kill()
+        assert process.wait(30) == 1
+        assert "epd: unified-0 ended with status -9" in text().splitlines()[-1]
+        assert_gone(started)
 
 
-def test_services_end_with_a_supervisor_that_was_killed(epd_up):
-    process, _ = epd_up
-    started = services_of(process)
-    process.kill()
-    _, alive = psutil.wait_procs(started, timeout=15)
-    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+def test_services_end_with_a_supervisor_that_was_killed(tmp_path):
+    supervisor = f"""
+import os, pathlib, sys
+from epd.fleet.process import ServiceProcess
+command = [sys.executable, "-m", "tests.support.tiny_service", "--follow-stdin"]
+for name in ("one", "two"):
+    process = ServiceProcess("prefill", name, command, os.environ, pathlib.Path({str(tmp_path)!r}))
+    process.start()
+    process.wait_ready(60)
+    print(process.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", supervisor], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -9
+    assert len(done.stdout.split()) == 2, done.stderr
+    wait_until(lambda: not any(lives(int(pid)) for pid in done.stdout.split()), 10)
+
+
+def lives(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_the_demo_answers_shows_its_trace_and_stops(tiny_model, tmp_path):

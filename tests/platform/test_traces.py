@@ -177,10 +177,16 @@ def test_the_waterfall_shows_spans_whose_parent_is_missing_and_the_critical_path
 def test_the_waterfall_fits_a_narrow_terminal():
     spans = [
         span("epd.v1.RouterService/Generate", 0, 100, span_id="1"),
-        span("kv_push", 50, 100, parent_id="1", **{semconv.EPD_TRANSFER_BYTES: 4096}),
+        span(
+            "kv_push",
+            50,
+            100,
+            parent_id="1",
+            **{semconv.EPD_TRANSFER_BYTES: 4096, semconv.EPD_TRANSFER_TRANSPORT: "long" * 8},
+        ),
     ]
     lines = drawn(spans, width=80).splitlines()
     assert max(map(len, lines)) <= 80
     assert "RouterService/Generate" in lines[2]
     assert "100.00" in lines[2]
-    assert lines[-1] == "kv_push: 4 KiB"
+    assert lines[-1] == "kv_push: 4 KiB, " + "long" * 8

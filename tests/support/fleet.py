@@ -22,6 +22,8 @@ from epd.telemetry.span_store import SpanStore
 
 #: Short, so that tests see the end of a quarantine.
 QUARANTINE_HOLD_S = 2.0
+#: Generous: several builds may share two cores.
+READY_TIMEOUT_S = 240.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class TestFleet(Fleet):
     __test__ = False
 
     def __init__(self, plan: FleetPlan, log_folder: Path, spans: SpanStore, endpoint: str) -> None:
-        super().__init__(plan, log_folder, otlp_endpoint=endpoint)
+        super().__init__(plan, log_folder, otlp_endpoint=endpoint, ready_timeout_s=READY_TIMEOUT_S)
         #: Every span the fleet has exported.
         self.spans = spans
 
