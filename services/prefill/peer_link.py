@@ -1,6 +1,7 @@
 """The tie to one decode worker, made ahead of traffic and kept as long as it lives."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -130,11 +131,12 @@ class PeerLink:
         terms = self._terms
         try:
             async with asyncio.timeout(self._config.pair_silence_s):
-                await call.write(
-                    decode_pb2.PairRequest(
-                        agent=agent_to_proto(terms.agent), kv_layout=layout_to_proto(terms.layout)
-                    )
+                hello = decode_pb2.PairRequest(
+                    agent=agent_to_proto(terms.agent), kv_layout=layout_to_proto(terms.layout)
                 )
+                # A call that has failed already takes no writes; reading tells why.
+                with contextlib.suppress(asyncio.InvalidStateError):
+                    await call.write(hello)
                 answer = await call.read()
         except TimeoutError:
             raise UnavailableError(
