@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 
 import grpc
 
@@ -31,6 +32,7 @@ class HandleSet:
         self._cleanup = cleanup
         self._rpc_timeout_s = rpc_timeout_s
         self._held: dict[Worker, list[str]] = {}
+        self._granted = asyncio.Event()
         self._lease_s = float("inf")
 
     def add(self, worker: Worker, plan: ImagePlan) -> None:
@@ -38,6 +40,7 @@ class HandleSet:
         self._held.setdefault(worker, []).append(plan.handle.handle_id)
         if plan.handle.lease_ms:
             self._lease_s = min(self._lease_s, plan.handle.lease_ms / 1000)
+            self._granted.set()
 
     def forget(self) -> None:
         """The prefill worker has read everything and gives the handles back itself."""
@@ -56,9 +59,14 @@ class HandleSet:
         Raises:
             LegFailedError: an encoder does not know a handle any more, or does not answer.
         """
+        await self._granted.wait()
+        renewed_s = time.monotonic()
         while True:
-            # Handles come while this runs, so it looks again at least once a second.
+            # A handle that comes later may have a shorter lease, so this looks again every second.
             await asyncio.sleep(min(self._lease_s / 3, 1.0))
+            if time.monotonic() - renewed_s < self._lease_s / 3:
+                continue
+            renewed_s = time.monotonic()
             for worker, handle_ids in list(self._held.items()):
                 await run_leg(worker, self._renew(worker, handle_ids))
 

@@ -54,6 +54,7 @@ async def test_f34_prefills_error_wins_over_what_decode_says_in_consequence(
         error = await failure(served.stub.Generate(request()))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert error.details() == "the cause"
+    assert fleet.prefill.calls["Prefill"] == 1
 
 
 async def test_f35_a_failed_decode_call_cancels_prefills_work(model: Path, fleet: Fleet) -> None:
@@ -92,6 +93,29 @@ async def test_a_failed_encode_cancels_its_siblings_and_releases_their_handles(
         await eventually(lambda: not fleet.encoder.held and not other.held)
     assert fleet.prefill.calls["Prefill"] == 0
     assert set(fleet.encoder.settled) == {True}
+
+
+async def test_leases_are_renewed_while_other_images_are_encoded(model: Path, fleet: Fleet) -> None:
+    fleet.encoder.lease_ms = 150
+    fleet.encoder.encode_s = 0.5
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        answer = await collect(served.stub.Generate(request("hi", [b"one", b"two"])))
+    assert len(answer.token_ids) == 8
+    assert fleet.encoder.renewals >= 2
+
+
+async def test_an_embedding_that_the_encoder_has_dropped_is_encoded_again(
+    model: Path, fleet: Fleet
+) -> None:
+    fleet.encoder.lease_ms = 60
+    fleet.encoder.encode_s = 0.5
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        reading = asyncio.create_task(collect(served.stub.Generate(request("hi", [b"one"]))))
+        await eventually(lambda: bool(fleet.encoder.held))
+        fleet.encoder.held.clear()
+        answer = await reading
+    assert answer.completion is not None
+    assert answer.completion.attempt_count == 2
 
 
 @pytest.mark.parametrize("stage", ["encode", "prefill", "decode"])
