@@ -12,7 +12,11 @@ RUN python3 -m venv /opt/epd \
 
 FROM base AS wheel
 WORKDIR /src
-RUN python3 -m venv /opt/build && /opt/build/bin/pip install --no-cache-dir build
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends g++ \
+ && rm -rf /var/lib/apt/lists/* \
+ && python3 -m venv /opt/build \
+ && /opt/build/bin/pip install --no-cache-dir build
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY protos protos
 COPY epd epd
