@@ -1,6 +1,7 @@
 """Runs one attempt of a request: chooses workers now and sends the request to them."""
 
 import random
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,7 @@ from services.router.attempt import Outcome, Work
 from services.router.cleanup import CleanupTasks
 from services.router.encode_stage import encode
 from services.router.handles import HandleSet
+from services.router.leg import LegFailedError
 from services.router.local_attempt import LocalAttempt
 from services.router.pair_attempt import PairAttempt
 from services.router.pick import least_loaded, pairing_partners, without
@@ -88,16 +90,11 @@ class Dispatcher:
             workers.append(self._registry.available(Role.ENCODER))
         return all(workers)
 
-    def has_alternatives(self, avoid: frozenset[str]) -> bool:
-        """Whether some worker of every role needed has not failed yet."""
-        pools = (
-            [self._registry.available(Role.PREFILL), self._registry.available(Role.DECODE)]
-            if self.disaggregates()
-            else [self._unified()]
-        )
-        return all(any(w.info.instance_id not in avoid for w in pool) for pool in pools) and any(
-            len(pool) > 1 for pool in pools
-        )
+    def has_alternatives(self, role: Role, avoid: Set[str]) -> bool:
+        """Whether a request that failed at a worker of this role can go where it has not been."""
+        roles = [Role.ENCODER] if role is Role.ENCODER else [Role.PREFILL, Role.DECODE]
+        workers = [worker for found in roles for worker in self._registry.available(found)]
+        return any(worker.info.instance_id not in avoid for worker in workers)
 
     async def attempt(self, work: Work) -> Outcome:
         """One attempt from the encoders on.
@@ -113,14 +110,22 @@ class Dispatcher:
         handles = HandleSet(self._cleanup, self._timings.control_timeout_s)
         settled = True
         try:
+            self._check_length(len(work.prompt.token_ids))
             expanded = await self._encode(work, handles)
+            self._check_length(len(expanded.token_ids))
             prefill, decode = self._pick_pair(work)
             settled = False
-            return await PairAttempt(work, expanded, prefill, decode, new_id(), handles.forget).run(
-                self._cleanup,
-                culprit_grace_s=self._timings.culprit_grace_s,
-                linger_s=self._timings.linger_s,
-            )
+            pair = PairAttempt(work, expanded, prefill, decode, new_id(), handles.forget)
+            try:
+                return await pair.run(
+                    self._cleanup,
+                    culprit_grace_s=self._timings.culprit_grace_s,
+                    linger_s=self._timings.linger_s,
+                )
+            except LegFailedError:
+                # What one of them reports may be the other's trouble.
+                work.avoid |= {prefill.info.instance_id, decode.info.instance_id}
+                raise
         finally:
             # Once Prefill is called a READ may be on its way, so only that worker can settle.
             handles.release(settled=settled)
@@ -141,7 +146,6 @@ class Dispatcher:
         self, work: Work, handles: HandleSet, *, until_ready: bool = True
     ) -> ExpandedPrompt:
         prompt = work.prompt
-        self._check_length(len(prompt.token_ids))
         if not prompt.images:
             expanded = ExpandedPrompt(prompt.token_ids, (), 0)
         else:
@@ -156,7 +160,6 @@ class Dispatcher:
             self._affinity_hits.add(encoded.home_picks)
             work.path.add_window("encoder", encoded.timings_ns, encoded.wall_ns)
             expanded = expand(prompt.token_ids, encoded.in_order())
-            self._check_length(len(expanded.token_ids))
         work.prompt_tokens = len(expanded.token_ids)
         work.image_tokens = expanded.image_tokens
         return expanded

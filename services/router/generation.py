@@ -15,6 +15,7 @@ from services.router.dispatcher import Dispatcher
 from services.router.leg import LegFailedError
 from services.router.output import OutputStream
 from services.router.retry import RetryPolicy, lost_finish
+from services.router.workers import Role
 
 _log = logging.getLogger(__name__)
 
@@ -111,16 +112,17 @@ class Generation:
                 lost = self._lost_finish()
                 if lost is not None:
                     return lost
-                self._note_failure(failure.error)
+                self._note_failure(failure.error, failure.worker.role)
             else:
                 if outcome is not None:
                     return outcome
                 # A preempted request that has gained a token will end: it is no failure.
                 if len(self._work.emitted) == emitted_before:
-                    self._note_failure(UnavailableError("preempted", reason="PREEMPTED"))
+                    error = UnavailableError("preempted too often", reason="PREEMPTED")
+                    self._note_failure(error, Role.DECODE)
             await asyncio.sleep(self._policy.wait_s(self._failures))
 
-    def _note_failure(self, error: EpdError) -> None:
+    def _note_failure(self, error: EpdError, role: Role) -> None:
         """Counts a failed attempt; raises its error when there shall be no other."""
         self._failures += 1
         self._exhausted += isinstance(error, ResourceExhaustedError)
@@ -128,7 +130,7 @@ class Generation:
             error,
             failures=self._failures,
             exhausted=self._exhausted,
-            alternatives=self._dispatcher.has_alternatives(frozenset(self._work.avoid)),
+            alternatives=self._dispatcher.has_alternatives(role, self._work.avoid),
             started=bool(self._work.emitted),
         )
         if not again:

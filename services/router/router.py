@@ -22,6 +22,7 @@ from services.router.critical_path import ROUTER_PREPROCESS, CriticalPath
 from services.router.deadline import Deadline
 from services.router.dispatcher import Dispatcher
 from services.router.generation import Generation, GenerationBounds
+from services.router.leg import LegFailedError
 from services.router.limits import RequestLimits
 from services.router.output import OutputStream
 from services.router.prompt import PromptBuilder
@@ -67,8 +68,7 @@ class Router:
         path = CriticalPath()
         model = self._served_model(call.model)
         self._parts.limits.check_stop(call.stop)
-        images = call.prompt.images if isinstance(call.prompt, Conversation) else []
-        with self._parts.admission.admitted(call.request_id, sum(map(len, images))):
+        with self._parts.admission.admitted(call.request_id, _image_bytes(call.prompt)):
             record = RequestRecord(self._parts.telemetry, self._parts.metrics, call, model.name)
             output = self._output(call)
             # The task, not this generator, runs inside the span: a generator shares its context
@@ -92,13 +92,17 @@ class Router:
             UnsupportedFeatureError: images, but no encoder is in use.
             EpdError: as for :meth:`generate`.
         """
-        built = await self._parts.builder.build(prompt, self._parts.registry.model())
-        if built.images and not self._parts.dispatcher.disaggregates():
-            raise UnsupportedFeatureError(
-                "counting images needs an encoder", reason="COUNT_NEEDS_ENCODER"
-            )
-        work = Work(request_id, built, SamplingParams(), deadline, CriticalPath(), _refuse)
-        return await self._parts.dispatcher.count_tokens(work)
+        with self._parts.admission.admitted(request_id, _image_bytes(prompt)):
+            built = await self._parts.builder.build(prompt, self._parts.registry.model())
+            if built.images and not self._parts.dispatcher.disaggregates():
+                raise UnsupportedFeatureError(
+                    "counting images needs an encoder", reason="COUNT_NEEDS_ENCODER"
+                )
+            work = Work(request_id, built, SamplingParams(), deadline, CriticalPath(), _refuse)
+            try:
+                return await self._parts.dispatcher.count_tokens(work)
+            except LegFailedError as failure:
+                raise failure.error from failure
 
     async def _produce(
         self,
@@ -164,6 +168,10 @@ class Router:
     def _end_ids(self, sampling: SamplingParams) -> frozenset[int]:
         own = frozenset() if sampling.ignore_eos else self._parts.end_ids
         return own | frozenset(sampling.stop_token_ids)
+
+
+def _image_bytes(prompt: PromptInput) -> int:
+    return sum(map(len, prompt.images)) if isinstance(prompt, Conversation) else 0
 
 
 async def _refuse(token_ids: Sequence[int], logprobs: Sequence[float]) -> bool:

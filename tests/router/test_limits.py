@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
+from epd.errors import InvalidRequestError
 from epd.rpc.status import error_from_rpc
 from epd.v1 import common_pb2, router_pb2
 from tests.router.conftest import Fleet
@@ -75,6 +76,22 @@ async def test_f23_a_prompt_longer_than_the_context_names_both_numbers_and_reser
     assert f"{CONTEXT_LENGTH} tokens and the context {CONTEXT_LENGTH}" in str(error.details())
     assert fleet.prefill.calls["Prefill"] == calls
     assert fleet.decode.calls["Decode"] == calls
+
+
+async def test_tokens_are_counted_beyond_the_context_and_nothing_stays_held(
+    model: Path, fleet: Fleet
+) -> None:
+    conversation = request("x" * CONTEXT_LENGTH, [b"one", b"two"]).conversation
+    counted = router_pb2.CountTokensRequest(conversation=conversation)
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        count = (await served.stub.CountTokens(counted)).token_count
+        assert count > CONTEXT_LENGTH + 2 * len(PLACEHOLDERS)
+        await eventually(lambda: not fleet.encoder.held)
+        fleet.encoder.failures = [InvalidRequestError("no image", field="images[0]")]
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await served.stub.CountTokens(counted)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert raised.value.details() == "no image"
 
 
 def _conversation(*messages: router_pb2.ChatMessage) -> dict[str, Any]:
