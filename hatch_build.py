@@ -1,4 +1,4 @@
-"""Generates the gRPC stubs into epd/v1 whenever a wheel, an sdist or an editable install is built."""
+"""Generates the gRPC stubs into epd/v1 when a wheel, an sdist or an editable install is built."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What moves, and over which way: bytes counted by the transfer library, messages without tensors."""
+"""What moves, and which way: bytes counted by the transfer library, messages without tensors."""
 
 import pytest
 
@@ -60,7 +60,7 @@ async def test_bytes_moved_are_the_uncached_blocks_of_all_layers_the_seals_and_t
     assert after.total(KV_COUNT) - before.total(KV_COUNT) == len(questions)
     assert after.total(EMBEDDING_BYTES) - before.total(EMBEDDING_BYTES) == embedding_bytes
 
-    # Asked again, decode holds all full blocks already: what is left is the last block and the seal.
+    # Asked again, decode holds all full blocks already: left are the last block and the seal.
     usage = (await ask(channel, generate_request(questions[3], greedy(4)))).completion.usage
     cached_blocks = usage.prompt_tokens // layout.block_size
     left = layout.blocks_for(usage.prompt_tokens) - cached_blocks

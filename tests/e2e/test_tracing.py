@@ -1,7 +1,7 @@
 """One request is one trace over all four services, and an unsampled one is none."""
 
+import asyncio
 import secrets
-import time
 
 import pytest
 
@@ -108,7 +108,7 @@ async def test_a_request_without_the_sampled_flag_is_exported_nowhere(
 
 async def test_upkeep_without_a_request_begins_no_trace(model, shared_fleets):
     fleet = shared_fleets.get(model)
-    time.sleep(1.0)
+    await asyncio.sleep(1.0)
     known = set(fleet.spans.trace_ids())
-    time.sleep(2.0)  # heartbeats, load reports, renewals
+    await asyncio.sleep(2.0)  # heartbeats, load reports, renewals
     assert set(fleet.spans.trace_ids()) == known
