@@ -6,10 +6,8 @@ Imported before :func:`initialize` has set the thread counts, so nothing heavy a
 import os
 import resource
 import sys
-import threading
 import time
 from dataclasses import dataclass
-from multiprocessing import connection, parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +54,6 @@ def initialize(model_folder: Path, limits: ImageLimits, memory_bytes: int) -> No
     ``memory_bytes`` bounds the address space, so a decoder tricked into a huge allocation gets
     MemoryError instead of taking the machine down; 0 sets no bound.
     """
-    _die_with_parent()
     for name in _SINGLE_THREAD:
         os.environ[name] = "1"
     # The PIL processors need numpy only. Without torch a worker takes 70 MB instead of 340 and
@@ -91,16 +88,3 @@ def process(data: bytes, field: str) -> ProcessedImage | RefusedImage:
 def process_id() -> int:
     """This process, so that the pool can end it when it hangs."""
     return os.getpid()
-
-
-def _die_with_parent() -> None:
-    """Ends this process when the service is killed: nobody would read its results again."""
-    parent = parent_process()
-    if parent is None:
-        return
-
-    def watch() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

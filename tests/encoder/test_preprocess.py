@@ -79,8 +79,7 @@ async def test_worker_is_single_threaded_and_without_torch(pool: PreprocessPool)
     (worker,) = worker_processes()
     assert worker.memory_info().rss < 150 * 1024**2
     assert not any("libtorch" in mapping.path for mapping in worker.memory_maps())
-    # The main thread and those of the executor and the parent watch; no pool of numpy's.
-    assert worker.num_threads() <= 3
+    assert worker.num_threads() == 1
 
 
 async def test_crash_fails_only_its_image_and_the_process_is_replaced(model_folder: Path) -> None:
