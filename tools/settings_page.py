@@ -22,8 +22,8 @@ def render() -> str:
     lines = [
         "# Settings",
         "",
-        "A setting is a flag (`--kv-blocks`), a variable (`EPD_KV_BLOCKS`) and a key of the TOML file named by",
-        "`--config` or `EPD_CONFIG`; the flag wins over the variable, the variable over the file.",
+        "A setting is a flag (`--kv-blocks`), a variable (`EPD_KV_BLOCKS`) and a key of the TOML",
+        "file that `--config` or `EPD_CONFIG` names. Flags win over variables, those over the file.",
         "This page is made by `python tools/settings_page.py`.",
     ]
     for role, config in ROLES.items():

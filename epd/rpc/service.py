@@ -73,6 +73,12 @@ class Service(Generic[C]):
                 raise
             print(f"{self.role}: {error}", file=sys.stderr)
             raise SystemExit(2 if isinstance(error, ConfigError) else 1) from None
+        # All that matters is closed and flushed; taking torch's modules apart one by one would
+        # hold the process, its memory and its port for seconds.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
     async def run(self, config: C) -> None:
         """Serves until SIGTERM or SIGINT.
