@@ -23,7 +23,7 @@ def render() -> str:
         "# Settings",
         "",
         "A setting is a flag (`--kv-blocks`), a variable (`EPD_KV_BLOCKS`) and a key of the TOML",
-        "file that `--config` or `EPD_CONFIG` names. Flags win over variables, those over the file.",
+        "file that `--config` or `EPD_CONFIG` names. Flags win over variables, these over it.",
         "This page is made by `python tools/settings_page.py`.",
     ]
     for role, config in ROLES.items():
