@@ -64,8 +64,9 @@ async def test_a_resolver_that_does_not_answer_changes_nothing(caplog):
     names.error = socket.gaierror(socket.EAI_AGAIN, "try again")
     waiting = asyncio.create_task(anext(watch))
     asked = names.asked
-    while names.asked < asked + 3:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(5):
+        while names.asked < asked + 3:
+            await asyncio.sleep(0.01)
     assert not waiting.done()
     assert caplog.text.count("cannot resolve decode") == 1
     names.error, names.hosts = None, frozenset()
