@@ -1,0 +1,134 @@
+"""More than there is room for: refused at once and typed, or finished by replay; nothing lost."""
+
+import asyncio
+import time
+
+import grpc
+import pytest
+
+from epd.errors import InvalidRequestError, ResourceExhaustedError
+from epd.rpc.status import error_from_rpc
+from epd.v1 import common_pb2
+from tests.support.ask import ask, generate_request, greedy
+from tests.support.questions import make_questions
+from tests.support.reference import Question
+
+pytestmark = pytest.mark.timeout(600)
+
+#: 60 blocks of 32 tokens for everybody; two requests compute at a time, two may wait.
+SMALL = {
+    "prefill": ("--kv-blocks=60", "--max-running=2", "--max-waiting=2", "--token-budget=64"),
+    "decode": ("--kv-blocks=60", "--max-running=8", "--quarantine-hold-s=2"),
+}
+#: The same memory with queues that hold a few requests more.
+TIGHT = {
+    "prefill": ("--kv-blocks=60", "--max-running=8", "--token-budget=64"),
+    "decode": SMALL["decode"],
+}
+PLAIN = "tell me about the blue square please"
+
+
+@pytest.fixture
+def fleet(model, shared_fleets):
+    return shared_fleets.get(model, flags=SMALL)
+
+
+@pytest.fixture
+def channel(fleet, open_channel):
+    return open_channel(fleet.router_address)
+
+
+async def refused(call):
+    """The typed error of a call, and how long it took."""
+    started = time.monotonic()
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await call
+    return error_from_rpc(refusal.value), time.monotonic() - started
+
+
+async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(fleet, channel):
+    idle = fleet.idle_level()
+    question = Question((), "x" * 5000)
+    error, took_s = await refused(ask(channel, generate_request(question, greedy(4))))
+    assert isinstance(error, InvalidRequestError)
+    assert "5019" in error.message
+    assert took_s < 1.0
+    fleet.assert_back_to_idle(idle)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", -1.0), ("top_p", 0.0), ("min_p", 2.0), ("max_tokens", 0)],
+)
+async def test_a_sampling_parameter_out_of_range_is_refused_by_name(field, value, channel):
+    sampling = common_pb2.SamplingParams(**{field: value})
+    error, _ = await refused(ask(channel, generate_request(Question((), PLAIN), sampling)))
+    assert isinstance(error, InvalidRequestError)
+    assert field in error.field
+
+
+async def test_a_burst_is_served_or_refused_with_a_retry_hint_and_nothing_stays(
+    fleet, channel, reference
+):
+    idle = fleet.idle_level()
+    questions = make_questions(24, seed=71, long_every=6)
+
+    async def one(question):
+        try:
+            answer = await ask(channel, generate_request(question, greedy(16)), timeout_s=60)
+        except grpc.aio.AioRpcError as refusal:
+            return question, error_from_rpc(refusal)
+        return question, answer.token_ids
+
+    results = await asyncio.gather(*(one(question) for question in questions))
+    answered = [(q, found) for q, found in results if isinstance(found, list)]
+    errors = [found for _, found in results if not isinstance(found, list)]
+    assert len(answered) >= 4
+    assert errors
+    assert all(isinstance(error, ResourceExhaustedError) for error in errors), errors
+    assert all(error.retry_after_s > 0 for error in errors)
+    for question, tokens in answered:
+        assert tokens == reference.greedy(question, 16)
+    fleet.assert_back_to_idle(idle, within_s=2.0, settled_within_s=4.0)
+
+
+async def test_requests_that_outgrow_decode_are_preempted_replayed_and_answered_the_same(
+    model, shared_fleets, open_channel, reference
+):
+    """Six answers of 350 tokens need 72 blocks, decode has 60."""
+    fleet = shared_fleets.get(model, flags=TIGHT)
+    channel = open_channel(fleet.router_address)
+    idle = fleet.idle_level()
+    before = fleet.scrape("decode-0").total("epd_request_preemption_total")
+    questions = [Question((), f"{index} {PLAIN}") for index in range(6)]
+    gate = asyncio.Semaphore(6)
+
+    async def one(question):
+        async with gate:
+            return await ask(channel, generate_request(question, greedy(350)), timeout_s=120)
+
+    answers = await asyncio.gather(*(one(question) for question in questions))
+    for question, answer in zip(questions, answers, strict=True):
+        assert answer.token_ids == reference.greedy(question, 350)
+    assert fleet.scrape("decode-0").total("epd_request_preemption_total") > before
+    fleet.assert_back_to_idle(idle, within_s=2.0, settled_within_s=4.0)
+
+
+async def test_a_reservation_that_finds_no_memory_waits_and_is_dropped_with_its_client(
+    model, shared_fleets, open_channel, reference
+):
+    """Decode's blocks are taken by long prompts; another one queues there, then its client goes."""
+    fleet = shared_fleets.get(model, flags=TIGHT)
+    channel = open_channel(fleet.router_address)
+    idle = fleet.idle_level()
+    big = [Question((), f"{index} " + "y" * 850) for index in range(3)]
+    tasks = [
+        asyncio.create_task(ask(channel, generate_request(question, greedy(200))))
+        for question in big
+    ]
+    await asyncio.sleep(0.5)
+    tasks[-1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    fleet.assert_back_to_idle(idle, within_s=2.0, settled_within_s=4.0)
+    answer = await ask(channel, generate_request(big[-1], greedy(16)))
+    assert answer.token_ids == reference.greedy(big[-1], 16)
