@@ -83,6 +83,8 @@ def test_the_latest_trace_is_shown_or_one_by_the_beginning_of_its_id(tmp_path):
         kept = ReceivedSpan(trace_id, "1", "", name, "SERVER", "epd-router", "i", 0, 10**6, False)
         traces.add([kept])
     assert "new" in epd("trace", tmp_path=tmp_path).stdout
+    epd("trace", "--svg", str(tmp_path / "new.svg"), tmp_path=tmp_path)
+    assert "new" in (tmp_path / "new.svg").read_text()
     shown = epd("trace", "aaaa", tmp_path=tmp_path)
     assert "old" in shown.stdout
     assert "aa" * 16 in shown.stdout

@@ -1,4 +1,4 @@
-"""A worker whose engine, data plane or upkeep is dead says so while its gRPC server still answers."""
+"""A worker with a dead engine, data plane or upkeep says so while its gRPC server answers."""
 
 import asyncio
 import contextlib
