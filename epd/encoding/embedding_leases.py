@@ -16,6 +16,8 @@ class _Lease:
         self.entry = entry
         self.expires_s: float | None = None
         self.quarantined = False
+        #: The attempt it was granted to, empty when nobody said.
+        self.attempt_id = ""
 
 
 class EmbeddingLeases:
@@ -47,6 +49,11 @@ class EmbeddingLeases:
         return len(self._leases)
 
     @property
+    def open_count(self) -> int:
+        """Leases that somebody may still use, those in quarantine not counted."""
+        return sum(not lease.quarantined for lease in self._leases.values())
+
+    @property
     def readable(self) -> bool:
         """Whether some embedding may be READ now."""
         return any(
@@ -60,6 +67,17 @@ class EmbeddingLeases:
         self._cache.pin(entry)
         self._leases[handle_id] = _Lease(entry)
         return handle_id
+
+    def assign(self, attempt_id: str, handle_ids: Iterable[str]) -> None:
+        """Notes which attempt handles were granted to."""
+        for handle_id in handle_ids:
+            self._leases[handle_id].attempt_id = attempt_id
+
+    def of_attempt(self, attempt_id: str) -> list[str]:
+        """The handles an attempt still has."""
+        if not attempt_id:
+            return []
+        return [key for key, lease in self._leases.items() if lease.attempt_id == attempt_id]
 
     def find(self, handle_id: str) -> CacheEntry | None:
         """The entry of a live lease."""

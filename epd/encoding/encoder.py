@@ -145,7 +145,9 @@ class Encoder:
         await self._productions.stop()
         self._examiner.stop()
 
-    async def encode(self, images: Sequence[ImageInput]) -> AsyncGenerator[EncodeEvent, None]:
+    async def encode(
+        self, images: Sequence[ImageInput], attempt_id: str = ""
+    ) -> AsyncGenerator[EncodeEvent, None]:
         """Encodes the images of one call: all are planned in order, then each gets ready.
 
         Close the iterator (``contextlib.aclosing``) to give up: memory that no reader can know of
@@ -161,6 +163,7 @@ class Encoder:
             raise UnavailableError("the encoder has stopped", reason="ENCODER_STOPPED")
         called_ns = time.monotonic_ns()
         granted = await self._grant(images)
+        self._leases.assign(attempt_id, [one.handle_id for one in granted])
         shown: set[str] = set()
         ended_well = False
         try:
@@ -188,9 +191,15 @@ class Encoder:
         """Starts leases anew; returns the ids that are unknown."""
         return self._leases.renew(handle_ids)
 
-    def release(self, handle_ids: Iterable[str], *, settled: bool) -> list[str]:
-        """Gives leases back; returns the ids that are unknown. See EmbeddingLeases.release."""
+    def release(
+        self, handle_ids: Iterable[str], *, settled: bool, attempt_id: str = ""
+    ) -> list[str]:
+        """Gives leases back, those of an attempt too; returns the ids that are unknown.
+
+        See EmbeddingLeases.release.
+        """
         unknown = self._leases.release(handle_ids, settled=settled)
+        self._leases.release(self._leases.of_attempt(attempt_id), settled=settled)
         self._changed()
         return unknown
 
@@ -219,7 +228,7 @@ class Encoder:
             cached_bytes=cache.idle_bytes,
             in_use_bytes=cache.in_use_bytes,
             quarantined_bytes=cache.quarantined_bytes,
-            open_leases=len(self._leases),
+            open_leases=self._leases.open_count,
             cache_queries=self._queries,
             cache_hits=self._hits,
             evictions=cache.evictions,

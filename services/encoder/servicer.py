@@ -32,7 +32,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         """See the proto."""
         images = images_from_proto(request)
         trace.get_current_span().set_attribute(semconv.EPD_IMAGE_COUNT, len(images))
-        async with aclosing(self._encoder.encode(images)) as events:
+        async with aclosing(self._encoder.encode(images, request.attempt_id)) as events:
             async for event in events:
                 if isinstance(event, ImageReady):
                     self._record(event)
@@ -49,7 +49,9 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         self, request: encoder_pb2.ReleaseRequest, context: ServicerContext
     ) -> encoder_pb2.ReleaseResponse:
         """See the proto."""
-        unknown = self._encoder.release(request.handle_ids, settled=request.settled)
+        unknown = self._encoder.release(
+            request.handle_ids, settled=request.settled, attempt_id=request.attempt_id
+        )
         return encoder_pb2.ReleaseResponse(unknown_handle_ids=unknown)
 
     def _record(self, event: ImageReady) -> None:

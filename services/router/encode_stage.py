@@ -105,7 +105,9 @@ async def _call(
             encoder_pb2.EncodeImage(image_index=image.index, digest=image.digest, data=image.data)
             for image in images
         ],
+        attempt_id=handles.attempt_id,
     )
+    handles.ask(worker)
     waiting = {image.index for image in images}
     call = worker.encoder.Encode(request, timeout=deadline.remaining_s())
     try:

@@ -7,6 +7,7 @@ import time
 import grpc
 
 from epd.errors import NotFoundError
+from epd.rpc.request_context import new_id
 from epd.v1 import encoder_pb2
 from services.router.cleanup import CleanupTasks
 from services.router.leg import run_leg
@@ -31,9 +32,16 @@ class HandleSet:
     def __init__(self, cleanup: CleanupTasks, rpc_timeout_s: float) -> None:
         self._cleanup = cleanup
         self._rpc_timeout_s = rpc_timeout_s
+        #: Sent with every Encode call, so that handles can be given back whose news never got here.
+        self.attempt_id = new_id()
+        self._asked: set[Worker] = set()
         self._held: dict[Worker, list[str]] = {}
         self._granted = asyncio.Event()
         self._lease_s = float("inf")
+
+    def ask(self, worker: Worker) -> None:
+        """``worker`` is about to be asked for handles."""
+        self._asked.add(worker)
 
     def add(self, worker: Worker, plan: ImagePlan) -> None:
         """Takes a handle that ``worker`` has granted."""
@@ -47,10 +55,18 @@ class HandleSet:
         self._held.clear()
 
     def release(self, *, settled: bool) -> None:
-        """Gives all handles back, in the background; those given back before do no harm."""
+        """Gives all handles back, in the background; those given back before do no harm.
+
+        Settled ones may include handles whose ``Planned`` was never read: a call that is cancelled
+        here may have ended well over there.
+        """
         held, self._held = self._held, {}
-        for worker, handle_ids in held.items():
-            request = encoder_pb2.ReleaseRequest(handle_ids=handle_ids, settled=settled)
+        for worker in held.keys() | (self._asked if settled else set()):
+            request = encoder_pb2.ReleaseRequest(
+                handle_ids=held.get(worker, ()),
+                settled=settled,
+                attempt_id=self.attempt_id if settled else "",
+            )
             self._cleanup.spawn(self._release(worker, request))
 
     async def keep_alive(self) -> None:
