@@ -63,8 +63,7 @@ class RemoteDecoding:
         stages = Stages(self._tracer)
         with stages.stage(semconv.SPAN_KV_WAIT) as attributes:
             attributes[semconv.EPD_TRANSFER_ID] = transfer_id
-            hashes = await asyncio.to_thread(self._prefix_hashes, job)
-            sealed = await self._receiver.wait_sealed(transfer_id, self._kv_wait_s, hashes)
+            sealed = await self._sealed(job, transfer_id)
             attributes[semconv.EPD_TRANSFER_BYTES] = sealed.byte_count
         block_size = self._engine.engine.pool.block_size
         facts = PromptFacts(
@@ -85,6 +84,15 @@ class RemoteDecoding:
                 raise first.error
             assert isinstance(first, Admitted)
             await send_answer(events, first, facts, stages, emit, self._max_buffered_tokens)
+
+    async def _sealed(self, job: DecodeJob, transfer_id: str) -> SealedTransfer:
+        try:
+            hashes = await asyncio.to_thread(self._prefix_hashes, job)
+        except asyncio.CancelledError:
+            # As wait_sealed does once it waits: KV that nobody wants is refused or given back.
+            self._receiver.cancel(transfer_id)
+            raise
+        return await self._receiver.wait_sealed(transfer_id, self._kv_wait_s, hashes)
 
     def _take(self, job: DecodeJob, transfer_id: str, sealed: SealedTransfer) -> EngineRequest:
         return EngineRequest(
