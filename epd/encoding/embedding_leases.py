@@ -16,6 +16,8 @@ class _Lease:
         self.entry = entry
         self.expires_s: float | None = None
         self.quarantined = False
+        #: A reader has said that it READs. What comes before that is not used, see EncoderLeases.
+        self.has_reader = False
         #: The attempt it was granted to, empty when nobody said.
         self.attempt_id = ""
 
@@ -23,9 +25,9 @@ class _Lease:
 class EmbeddingLeases:
     """Maps handle ids to pins of cache entries.
 
-    A lease is open while the Encode call runs, then expires unless it is renewed. One that expires
-    or is given back unsettled is in quarantine first, for the hold time or until its reader says
-    that it is done. Lives on the event loop, like the cache.
+    A lease is open while the Encode call runs, then expires unless it is renewed. One that has a
+    reader when it expires or is given back unsettled is in quarantine first, for the hold time or
+    until the reader says that it is done. Lives on the event loop, like the cache.
 
     Args:
         cache: Whose entries are pinned.
@@ -90,14 +92,19 @@ class EmbeddingLeases:
             if (lease := self._leases.get(handle_id)) is not None and not lease.quarantined:
                 lease.expires_s = self._clock() + self.lease_s
 
-    def renew(self, handle_ids: Iterable[str]) -> list[str]:
-        """Starts leases anew; returns the ids that have none, which are counted and logged."""
+    def renew(self, handle_ids: Iterable[str], *, reading: bool = False) -> list[str]:
+        """Starts leases anew; returns the ids that have none, which are counted and logged.
+
+        ``reading``: the caller is their reader.
+        """
         unknown = []
         for handle_id in handle_ids:
             lease = self._leases.get(handle_id)
             if lease is None or lease.quarantined:
                 unknown.append(handle_id)
-            elif lease.expires_s is not None:  # one of an open call does not run yet
+                continue
+            lease.has_reader = lease.has_reader or reading
+            if lease.expires_s is not None:  # one of an open call does not run yet
                 lease.expires_s = self._clock() + self.lease_s
         if unknown:
             self.unknown_renewals += len(unknown)
@@ -107,7 +114,7 @@ class EmbeddingLeases:
     def release(self, handle_ids: Iterable[str], *, settled: bool) -> list[str]:
         """Gives leases back; returns the ids that have none.
 
-        ``settled`` means no READ runs or will be posted; without it an embedding that could be read
+        ``settled`` means no READ runs or will be posted; without it an embedding that has a reader
         goes into quarantine. A second, settled release ends the quarantine.
         """
         unknown = []
@@ -115,10 +122,10 @@ class EmbeddingLeases:
             lease = self._leases.get(handle_id)
             if lease is None:
                 unknown.append(handle_id)
-            elif settled or lease.entry.state is not EntryState.READY:
+            elif settled:
                 self._end(handle_id, lease)
             elif not lease.quarantined:
-                self._quarantine(lease)
+                self._give_up(handle_id, lease)
         return unknown
 
     def expire(self) -> bool:
@@ -138,10 +145,14 @@ class EmbeddingLeases:
             else:
                 self.expired += 1
                 logger.warning("lease of handle %s has expired", handle_id)
-                self._quarantine(lease)
+                self._give_up(handle_id, lease)
         return bool(due)
 
-    def _quarantine(self, lease: _Lease) -> None:
+    def _give_up(self, handle_id: str, lease: _Lease) -> None:
+        """Ends a lease without its reader's word."""
+        if not lease.has_reader or lease.entry.state is not EntryState.READY:
+            self._end(handle_id, lease)
+            return
         lease.quarantined = True
         lease.expires_s = self._clock() + self._hold_s
         self._cache.quarantine(lease.entry)

@@ -150,8 +150,8 @@ class Encoder:
     ) -> AsyncGenerator[EncodeEvent, None]:
         """Encodes the images of one call: all are planned in order, then each gets ready.
 
-        Close the iterator (``contextlib.aclosing``) to give up: memory that no reader can know of
-        is free at once, the rest is quarantined. After the last event the leases begin to run.
+        Close the iterator (``contextlib.aclosing``) to give up: memory that has no reader is free
+        at once, the rest is quarantined. After the last event the leases begin to run.
 
         Raises:
             InvalidRequestError: an image is not acceptable; the field is ``images[image_index]``.
@@ -182,14 +182,12 @@ class Encoder:
             if ended_well:
                 self._leases.run(shown)
             else:
-                unseen = [one.handle_id for one in granted if one.handle_id not in shown]
-                self._leases.release(unseen, settled=True)
-                self._leases.release(shown, settled=False)
+                self._leases.release([one.handle_id for one in granted], settled=False)
             self._changed()
 
-    def renew(self, handle_ids: Iterable[str]) -> list[str]:
-        """Starts leases anew; returns the ids that are unknown."""
-        return self._leases.renew(handle_ids)
+    def renew(self, handle_ids: Iterable[str], *, reading: bool = False) -> list[str]:
+        """Starts leases anew; returns the ids that are unknown. See EmbeddingLeases.renew."""
+        return self._leases.renew(handle_ids, reading=reading)
 
     def release(
         self, handle_ids: Iterable[str], *, settled: bool, attempt_id: str = ""

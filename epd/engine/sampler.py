@@ -46,11 +46,13 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[DrawnToken]:
     assert logits.shape[0] == len(draws)
     allowed = _suppress(logits, (draw.suppressed for draw in draws))
     tokens = allowed.argmax(-1)
+    scale = logits.logsumexp(-1)
+    sound = scale.isfinite().tolist()  # a row that is not has no distribution; its logprob is NaN
     for row, draw in enumerate(draws):
-        if draw.sampling.temperature > 0:
+        if draw.sampling.temperature > 0 and sound[row]:
             point = uniform(draw.sampling.seed, draw.choice, draw.position)
             tokens[row] = _invert(_probabilities(allowed[row], draw.sampling), point)
-    drawn = logits.gather(-1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
+    drawn = logits.gather(-1, tokens[:, None])[:, 0] - scale
     return [DrawnToken(*pair) for pair in zip(tokens.tolist(), drawn.tolist(), strict=True)]
 
 

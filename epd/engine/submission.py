@@ -16,6 +16,7 @@ def check_submission(
         UnsupportedFeatureError: images for a model that takes none.
     """
     request.sampling.validate()
+    _check_endings(request, family)
     _check_tokens(request, family.vocab_size, max_context)
     _check_images(request, family)
     if request.mode is RequestMode.PREFILLED:
@@ -24,6 +25,23 @@ def check_submission(
         raise InvalidRequestError(
             f"blocks and a first token go with prefilled requests, not with {request.mode.value}",
             field="block_ids",
+        )
+
+
+def _check_endings(request: EngineRequest, family: ModelFamily) -> None:
+    """Before min_tokens no ending token may be drawn, so some token must be left."""
+    sampling = request.sampling
+    unknown = [token for token in sampling.stop_token_ids if not 0 <= token < family.vocab_size]
+    if unknown:
+        raise InvalidRequestError(
+            f"stop token {unknown[0]} is none of the model's 0 to {family.vocab_size - 1}",
+            field="sampling.stop_token_ids",
+        )
+    endings = Sequence(request, arrived_ns=0).ending_tokens(family.end_token_ids)
+    if sampling.min_tokens and len(endings) >= family.vocab_size:
+        raise InvalidRequestError(
+            f"every token ends the output, so there cannot be {sampling.min_tokens}",
+            field="sampling.min_tokens",
         )
 
 

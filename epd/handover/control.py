@@ -46,7 +46,7 @@ class EncoderControl(Protocol):
     """Calls from prefill to one encoder; every one raises EpdError and is idempotent."""
 
     async def renew(self, handle_ids: Sequence[str]) -> Sequence[str]:
-        """Starts leases anew; returns the handles the encoder does not know."""
+        """Starts leases anew, as their reader; returns the handles the encoder does not know."""
 
     async def release(self, handle_ids: Sequence[str], settled: bool) -> None:
         """Gives leases back; ``settled``: no READ of them runs or will be posted."""

@@ -16,7 +16,8 @@ class EncoderLeases:
     """Keeps leases while READs run and says whether they held all the time.
 
     An encoder may hand the memory of a lapsed lease to another image, and a READ of that succeeds.
-    So what was read counts only when every lease is known to have held until after the READ.
+    So what was read counts only when every lease is known to have held until after the READ. The
+    encoder in turn holds memory back only for those that have renewed its lease as a reader.
     """
 
     def __init__(

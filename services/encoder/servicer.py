@@ -42,7 +42,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         self, request: encoder_pb2.EncoderServiceRenewRequest, context: ServicerContext
     ) -> encoder_pb2.EncoderServiceRenewResponse:
         """See the proto."""
-        unknown = self._encoder.renew(request.handle_ids)
+        unknown = self._encoder.renew(request.handle_ids, reading=request.reading)
         return encoder_pb2.EncoderServiceRenewResponse(unknown_handle_ids=unknown)
 
     async def Release(

@@ -22,7 +22,7 @@ class GrpcEncoderControl:
 
     async def renew(self, handle_ids: Sequence[str]) -> Sequence[str]:
         """Starts leases anew; returns the handles the encoder does not know."""
-        request = encoder_pb2.EncoderServiceRenewRequest(handle_ids=handle_ids)
+        request = encoder_pb2.EncoderServiceRenewRequest(handle_ids=handle_ids, reading=True)
         try:
             answer = await self._stub.Renew(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:

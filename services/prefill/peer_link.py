@@ -98,18 +98,20 @@ class PeerLink:
         """Keeps the pair until cancelled."""
         backoff_s = self._config.pair_backoff_s
         while True:
+            error: EpdError
             try:
-                await self._pair()
+                error = await self._pair()
                 backoff_s = self._config.pair_backoff_s
-            except EpdError as error:
-                if (type(error), error.message) != (type(self.failure), self.failure.message):
-                    logger.warning("not paired with decode %s: %s", self.address, error.message)
-                await self._set(None, error)
+            except EpdError as raised:
+                error = raised
                 backoff_s = min(backoff_s * 2, self._config.pair_max_backoff_s)
+            if (type(error), error.message) != (type(self.failure), self.failure.message):
+                logger.warning("not paired with decode %s: %s", self.address, error.message)
+            await self._set(None, error)
             await asyncio.sleep(backoff_s)
 
-    async def _pair(self) -> None:
-        """One stream, from hello to its end. Raises the reason when it did not come up."""
+    async def _pair(self) -> UnavailableError:
+        """One stream, from hello to its end: why it ended, raised when it did not come up."""
         call = self._stub.Pair()
         try:
             peer = await self._greet(call)
@@ -118,7 +120,7 @@ class PeerLink:
                 await self._set(peer, None)
                 logger.info("paired with decode %s, instance %s", self.address, peer.instance_id)
                 reason = await self._converse(call)
-                raise UnavailableError(f"decode worker {self.address} is gone: {reason}")
+                return UnavailableError(f"decode worker {self.address} is gone: {reason}")
             finally:
                 await self._set(None, None)
                 await self._leave(peer)

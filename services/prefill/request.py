@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+from epd.config import ConfigError
 from epd.engine.requests import PromptImage
 from epd.errors import InvalidRequestError
 from epd.handover.embedding_handle import EmbeddingHandle
+from epd.rpc.credentials import split_address
 from epd.sampling import SamplingParams
 from epd.v1 import prefill_pb2
 from epd.wire.embedding import handle_from_proto
@@ -54,12 +56,24 @@ def job_from_proto(request: prefill_pb2.PrefillRequest) -> PrefillJob:
         token_ids=token_ids,
         emitted_count=request.emitted_count,
         images=images,
-        handles=tuple(handle_from_proto(image.handle) for image in request.images),
+        handles=tuple(_handle(image, index) for index, image in enumerate(request.images)),
         position_delta=request.position_delta,
         sampling=sampling_from_proto(request.sampling),
         decode_address=request.decode.address,
         decode_instance_id=request.decode.instance_id,
     )
+
+
+def _handle(message: prefill_pb2.PromptImage, index: int) -> EmbeddingHandle:
+    """The handle, checked as far as can be told without asking its encoder."""
+    field = f"images[{index}].handle"
+    handle = handle_from_proto(message.handle)
+    handle.check(field)
+    try:
+        split_address(handle.encoder_address)
+    except ConfigError as error:
+        raise InvalidRequestError(str(error), field=f"{field}.encoder_address") from error
+    return handle
 
 
 def _image(message: prefill_pb2.PromptImage, index: int) -> PromptImage:

@@ -46,7 +46,7 @@ class RequestRecord:
                 semconv.GEN_AI_REQUEST_TEMPERATURE: sampling.temperature,
                 semconv.GEN_AI_REQUEST_TOP_P: sampling.top_p,
                 semconv.GEN_AI_REQUEST_TOP_K: sampling.top_k,
-                semconv.GEN_AI_REQUEST_SEED: sampling.seed,
+                semconv.GEN_AI_REQUEST_SEED: _exportable(sampling.seed),
                 semconv.GEN_AI_RESPONSE_ID: call.request_id,
                 semconv.GEN_AI_RESPONSE_MODEL: model_name,
                 semconv.EPD_REQUEST_ID: call.request_id,
@@ -115,3 +115,8 @@ class RequestRecord:
 
     def _elapsed_s(self) -> float:
         return (time.monotonic_ns() - self._started_ns) / 1e9
+
+
+def _exportable(number: int) -> int | str:
+    """OTLP knows signed 64-bit numbers only; a larger one goes as text."""
+    return number if number < 2**63 else str(number)

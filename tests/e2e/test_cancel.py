@@ -17,14 +17,9 @@ pytestmark = pytest.mark.timeout(600)
 LONG_TEXT = "a long story about red circles and blue squares " * 70  # about 3400 tokens
 
 
-#: A Prefill call that is cancelled before its worker has seen it is confirmed by nobody, so its
-#: embeddings stay in quarantine for the hold time, which is short here.
-SHORT_HOLD = {"encoder": ("--embedding-hold-s=2",)}
-
-
 @pytest.fixture
 def fleet(model, shared_fleets):
-    return shared_fleets.get(model, flags=SHORT_HOLD)
+    return shared_fleets.get(model)
 
 
 @pytest.fixture

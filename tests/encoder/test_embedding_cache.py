@@ -176,7 +176,7 @@ def test_lease_of_an_open_call_does_not_run() -> None:
     (entry,) = cache.claim([(b"1", spec(1))])
     handle = leases.grant(entry)
     cache.complete(entry)
-    leases.renew([handle])
+    leases.renew([handle], reading=True)
     now[0] += 10 * LEASE_S
     assert not leases.expire()
     leases.run([handle])

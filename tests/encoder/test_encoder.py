@@ -370,7 +370,7 @@ async def test_one_failing_image_does_not_take_its_batch_neighbours_down(
     assert [isinstance(one, InternalError) for one in results] == [False, True, False]
 
 
-async def test_lease_expires_into_quarantine_and_then_frees(
+async def test_lease_of_a_reader_expires_into_quarantine_and_then_frees(
     make_encoder: MakeEncoder, caller: Caller
 ) -> None:
     encoder = await make_encoder(
@@ -380,7 +380,7 @@ async def test_lease_expires_into_quarantine_and_then_frees(
     assert encoder.stats().in_use_bytes == ONE
     for _ in range(4):
         await asyncio.sleep(0.15)
-        assert encoder.renew(answer.handle_ids) == []
+        assert encoder.renew(answer.handle_ids, reading=True) == []
     await until(lambda: encoder.stats().quarantined_bytes == ONE, 1.0)
     assert encoder.stats().in_use_bytes == 0
     assert encoder.renew(answer.handle_ids) == answer.handle_ids
@@ -396,6 +396,7 @@ async def test_unsettled_release_is_quarantined_until_the_reader_confirms(
 ) -> None:
     encoder = await make_encoder(embedding_cache_bytes=0)
     answer = await caller.encode(encoder, file(0))
+    encoder.renew(answer.handle_ids, reading=True)
     assert encoder.release(answer.handle_ids, settled=False) == []
     assert encoder.stats().quarantined_bytes == ONE
     assert encoder.release(answer.handle_ids, settled=True) == []
@@ -404,7 +405,20 @@ async def test_unsettled_release_is_quarantined_until_the_reader_confirms(
     assert encoder.release(["never seen"], settled=False) == ["never seen"]
 
 
-async def test_abandoned_call_frees_unseen_memory_and_quarantines_what_may_be_read(
+async def test_memory_without_reader_is_free_at_once(
+    make_encoder: MakeEncoder, caller: Caller
+) -> None:
+    """A request that was cancelled before its prefill worker had heard of it (F10, F12)."""
+    encoder = await make_encoder(embedding_cache_bytes=0)
+    answer = await caller.encode(encoder, file(0))
+    assert encoder.renew(answer.handle_ids) == []  # the router's word is no READ
+    assert encoder.release(answer.handle_ids, settled=False) == []
+    assert encoder.stats().quarantined_bytes == encoder.stats().used_bytes == 0
+    # A reader that comes too late learns it, and does not count what it has read.
+    assert encoder.renew(answer.handle_ids, reading=True) == answer.handle_ids
+
+
+async def test_an_abandoned_call_frees_its_memory(
     make_encoder: MakeEncoder, caller: Caller, watched: Watched
 ) -> None:
     encoder = await make_encoder(watched, embedding_cache_bytes=0, max_batch=1)
@@ -412,7 +426,7 @@ async def test_abandoned_call_frees_unseen_memory_and_quarantines_what_may_be_re
     async with aclosing(encoder.encode(caller.images([file(0), file(1)]))) as events:
         for _ in range(3):  # two plans and the first ready
             await anext(events)
-    assert encoder.stats().quarantined_bytes == ONE
+    assert encoder.stats().quarantined_bytes == 0
     await until(lambda: encoder.stats().in_use_bytes == 0)
 
 

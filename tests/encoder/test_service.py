@@ -103,6 +103,12 @@ class Client:
         assert ready == planned.keys() == set(range(len(files)))
         return list(planned.values())
 
+    async def read(self, planned: list[encoder_pb2.Planned]) -> None:
+        """Announces READs, as a prefill worker does."""
+        ids = [one.handle.handle_id for one in planned]
+        request = encoder_pb2.EncoderServiceRenewRequest(handle_ids=ids, reading=True)
+        assert not (await self.encoder.Renew(request)).unknown_handle_ids
+
     async def release(self, planned: list[encoder_pb2.Planned], *, settled: bool = True) -> None:
         ids = [one.handle.handle_id for one in planned]
         await self.encoder.Release(encoder_pb2.ReleaseRequest(handle_ids=ids, settled=settled))
@@ -209,6 +215,7 @@ async def test_metrics_and_load_tell_what_was_done(client: Client, service: Serv
     assert grew("epd_encoder_forward_total") == 1
     assert grew("epd_encoder_patch_total") == 64
     await client.release(planned[:1])
+    await client.read(planned[1:])
     await client.release(planned[1:], settled=False)
     load = await client.load()
     assert load.quarantined_embedding_bytes == planned[1].handle.byte_count

@@ -85,3 +85,17 @@ def test_ties_at_a_filters_edge_are_all_kept() -> None:
     logits = torch.zeros(1, 4)
     draws = [Draw(SamplingParams(temperature=1.0, top_k=2, seed=s), 1) for s in range(100)]
     assert {d.token_id for d in sample(logits.expand(100, -1), draws)} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "filters", [{}, {"temperature": 1.0, "top_p": 0.5}, {"temperature": 1.0, "min_p": 0.5}]
+)
+def test_logits_that_are_no_numbers_spoil_their_own_row_only(
+    bad: float, filters: dict[str, float]
+) -> None:
+    logits = LOGITS[:2].clone()
+    logits[0, 3] = bad
+    spoilt, sound = sample(logits, [Draw(SamplingParams(**filters), 1)] * 2)  # type: ignore[arg-type]
+    assert np.isnan(spoilt.logprob)
+    assert not np.isnan(sound.logprob)

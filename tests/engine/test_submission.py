@@ -62,6 +62,11 @@ def test_a_full_queue_refuses_and_a_live_id_is_not_taken_twice(tiny_llama: Path)
         ({"emitted_count": 50}, "output"),
         ({"emitted_count": 32}, "max_tokens"),
         ({"sampling": SamplingParams(temperature=float("nan"))}, "temperature"),
+        ({"sampling": SamplingParams(min_tokens=2, stop_token_ids=(263,))}, "stop token 263"),
+        (
+            {"sampling": SamplingParams(min_tokens=2, stop_token_ids=tuple(range(263)))},
+            "every token ends",
+        ),
         ({"block_ids": (1,)}, "prefilled"),
         ({"mode": RequestMode.PREFILLED, "block_ids": (1,), "first_token": 1}, "7 blocks, 1"),
         ({"mode": RequestMode.PREFILLED, "block_ids": tuple(range(7))}, "first_token"),
@@ -93,6 +98,10 @@ def test_images_that_do_not_fit_their_prompt_are_refused(
         {"images": (second, first)},
         {"images": (dataclasses.replace(first, offset=3), second)},
         {"images": (dataclasses.replace(first, grid=None), second)},
+        {"images": (dataclasses.replace(first, grid=(0, 0, 0)), second)},
+        {"images": (dataclasses.replace(first, grid=(2**32, 2**32, 2**32)), second)},
+        # As many placeholders as the true grid, but no image of that shape is there.
+        {"images": (dataclasses.replace(first, grid=(first.length * 4, 1, 1)), second)},
         {"token_ids": made.token_ids[: second.offset + 1]},
     ]
     with running(tiny_qwen2vl) as client:

@@ -28,6 +28,8 @@ from epd.errors import InvalidRequestError
 # Folders from the hub use the short prefixes, folders saved by some transformers versions the long.
 LANGUAGE_PREFIXES = ("model.language_model.", "model.")
 VISION_PREFIXES = ("model.visual.", "visual.")
+#: Far beyond any context; keeps a made-up grid from taking memory.
+MAX_IMAGE_TOKENS = 1 << 20
 
 
 class Qwen2VLVision(torch.nn.Module):
@@ -86,6 +88,16 @@ class Qwen2VLFamily(ModelFamily):
     def plan_image(self, grid: Grid) -> ImagePlan:
         temporal, height, width = grid
         tokens = temporal * height * width // self._merge_size**2
+        if min(grid) < 1 or height % self._merge_size or width % self._merge_size:
+            raise InvalidRequestError(
+                f"no image has a grid of {grid}: sides are multiples of {self._merge_size}",
+                field="images",
+            )
+        if tokens > MAX_IMAGE_TOKENS:
+            raise InvalidRequestError(
+                f"an image of grid {grid} has {tokens} tokens, at most {MAX_IMAGE_TOKENS} fit",
+                field="images",
+            )
         assert self.embedding_token_id is not None
         return ImagePlan(
             grid=grid,
