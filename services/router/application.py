@@ -5,6 +5,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator
 
+from epd.cleanup import CleanupTasks, cancel_and_wait
 from epd.config import ConfigError
 from epd.rpc.channels import ChannelPool
 from epd.rpc.discovery import Discovery
@@ -18,7 +19,6 @@ from epd.text.model_facts import ModelFacts
 from epd.text.tokenizer import Tokenizer
 from epd.v1 import router_pb2_grpc
 from services.router.admission import Admission
-from services.router.cleanup import CleanupTasks, cancel_and_wait
 from services.router.config import FleetConfig, RouterConfig
 from services.router.dispatcher import Dispatcher, DispatchTimings
 from services.router.limits import RequestLimits

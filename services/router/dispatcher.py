@@ -7,10 +7,10 @@ from typing import Literal
 
 from opentelemetry.metrics import Counter
 
+from epd.cleanup import CleanupTasks
 from epd.errors import InvalidRequestError, LayoutMismatchError, UnavailableError
 from epd.rpc.request_context import new_id
 from services.router.attempt import Outcome, Work
-from services.router.cleanup import CleanupTasks
 from services.router.encode_stage import encode
 from services.router.handles import HandleSet
 from services.router.leg import LegFailedError

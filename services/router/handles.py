@@ -6,10 +6,10 @@ import time
 
 import grpc
 
+from epd.cleanup import CleanupTasks
 from epd.errors import NotFoundError
 from epd.rpc.request_context import new_id
 from epd.v1 import encoder_pb2
-from services.router.cleanup import CleanupTasks
 from services.router.leg import run_leg
 from services.router.placeholders import ImagePlan
 from services.router.workers import Worker

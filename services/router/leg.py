@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 import grpc
 
+from epd.cleanup import cancel_and_wait
 from epd.errors import EpdError, UnavailableError
 from epd.rpc.status import error_from_rpc
-from services.router.cleanup import cancel_and_wait
 from services.router.workers import Worker
 
 WORKER_LOST = "WORKER_LOST"

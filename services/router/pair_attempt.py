@@ -10,13 +10,13 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from epd.cleanup import CleanupTasks, cancel_and_wait
 from epd.errors import InternalError
 from epd.sampling import FinishReason
 from epd.v1 import prefill_pb2
 from epd.wire.finish_reason import finish_reason_from_proto
 from epd.wire.timings import timings_from_proto
 from services.router.attempt import Outcome, Work
-from services.router.cleanup import CleanupTasks, cancel_and_wait
 from services.router.critical_path import KV_HANDOVER
 from services.router.leg import run_leg
 from services.router.placeholders import ExpandedPrompt

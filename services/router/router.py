@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from opentelemetry import context as otel_context
 from opentelemetry.metrics import Counter
 
+from epd.cleanup import cancel_and_wait
 from epd.errors import InvalidRequestError, UnsupportedFeatureError
 from epd.sampling import SamplingParams
 from epd.telemetry.genai_metrics import GenAiMetrics
@@ -17,7 +18,6 @@ from epd.text.tokenizer import Tokenizer
 from services.router.admission import Admission
 from services.router.attempt import Work
 from services.router.calls import Completion, Conversation, Delta, GenerateCall, PromptInput
-from services.router.cleanup import cancel_and_wait
 from services.router.critical_path import ROUTER_PREPROCESS, CriticalPath
 from services.router.deadline import Deadline
 from services.router.dispatcher import Dispatcher

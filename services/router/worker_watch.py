@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from epd.cleanup import cancel_and_wait
 from epd.errors import EpdError, UnavailableError
 from epd.rpc.status import root_error
 from epd.v1 import worker_pb2, worker_pb2_grpc
-from services.router.cleanup import cancel_and_wait
 from services.router.worker_info import info_from_proto
 from services.router.workers import Role, Worker, WorkerInfo, WorkerState
 
