@@ -36,6 +36,9 @@ from services.prefill.push_peers import PushPeers
 from services.prefill.report import PrefillReport
 from services.prefill.servicer import PrefillServicer
 
+#: Encoders kept connected.
+MAX_ENCODERS = 256
+
 
 @asynccontextmanager
 async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIterator[None]:
@@ -65,11 +68,13 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
     descriptor = await asyncio.to_thread(agent.descriptor)
     sender = KvSender(agent, layout, slots, _sender_config(config))
     channels = ChannelPool(context.telemetry)
+    # Encoders are met in requests only, so nobody says when one is gone for good.
+    encoder_channels = ChannelPool(context.telemetry, max_peers=MAX_ENCODERS, forgets=True)
     cleanup = CleanupTasks()
     metrics = PrefillMetrics(context.telemetry.meter)
 
     def encoder_control(address: str) -> GrpcEncoderControl:
-        stub = encoder_pb2_grpc.EncoderServiceStub(channels.get(address))
+        stub = encoder_pb2_grpc.EncoderServiceStub(encoder_channels.get(address))
         return GrpcEncoderControl(stub, pairing.control_timeout_s)
 
     push_peers = PushPeers(agent, sender, scratch.segment, pairing.expect_rdma)
@@ -80,8 +85,10 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
         return PeerLink(address, stub, terms, push_peers.join, push_peers.leave)
 
     discovery = Discovery(pairing.decodes, period_s=pairing.discovery_period_s)
-    peers = DecodePeers(discovery, link, pairing.pair_wait_s)
-    reader = EmbeddingReader(agent, memory, encoder_control, pairing.control_timeout_s)
+    peers = DecodePeers(discovery, link, pairing.pair_wait_s, channels.close)
+    reader = EmbeddingReader(
+        agent, memory, encoder_control, pairing.control_timeout_s, MAX_ENCODERS
+    )
     embeddings = Embeddings(
         reader,
         encoder_control,
@@ -121,6 +128,7 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
         await engine.stop()
         await asyncio.to_thread(agent.stop)
         await channels.close_all()
+        await encoder_channels.close_all()
 
 
 def _sender_config(config: PrefillConfig) -> SenderConfig:

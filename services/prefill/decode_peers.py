@@ -1,7 +1,7 @@
 """The decode workers this prefill worker may push to: its own discovery set, always paired."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from epd.errors import NotFoundError
 from epd.rpc.discovery import Discovery
@@ -16,14 +16,21 @@ class DecodePeers:
         make_link: Makes the link to a new member.
         pair_wait_s: How long a request waits for an address that the router has discovered a
             moment earlier, and for a member that is not paired yet.
+        on_left: Called with the address of a member that has left, once its link has ended: what
+            is still open to it shall be closed.
     """
 
     def __init__(
-        self, discovery: Discovery, make_link: Callable[[str], PeerLink], pair_wait_s: float
+        self,
+        discovery: Discovery,
+        make_link: Callable[[str], PeerLink],
+        pair_wait_s: float,
+        on_left: Callable[[str], Awaitable[None]],
     ) -> None:
         self._discovery = discovery
         self._make_link = make_link
         self._pair_wait_s = pair_wait_s
+        self._on_left = on_left
         self._links: dict[str, PeerLink] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Condition()
@@ -36,8 +43,12 @@ class DecodePeers:
                     link = self._links[member.address] = self._make_link(member.address)
                     self._tasks[member.address] = group.create_task(link.run())
                 else:
-                    self._tasks.pop(member.address).cancel()
                     del self._links[member.address]
+                    task = self._tasks.pop(member.address)
+                    task.cancel()
+                    # Before the same address can join again, with a connection of its own.
+                    await asyncio.wait({task})
+                    await self._on_left(member.address)
                 async with self._changed:
                     self._changed.notify_all()
 

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
+import psutil
 import pytest
 
 from epd.engine.kv_layout import KvLayout
 from epd.errors import LayoutMismatchError, NotFoundError, UnavailableError
-from epd.rpc.discovery import Discovery
+from epd.rpc.discovery import Discovery, Member
 from epd.transfer.base import AgentDescriptor
 from epd.v1 import decode_pb2, decode_pb2_grpc
 from epd.wire.kv_layout import layout_to_proto
@@ -71,9 +72,16 @@ async def decode_end(
 class PrefillEnd:
     """A prefill worker that only pairs."""
 
-    def __init__(self, decodes: str, *, heartbeat_s: float = 0.02, silence_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        decodes: str,
+        *,
+        heartbeat_s: float = 0.02,
+        silence_s: float = 1.0,
+        discovery: Discovery | None = None,
+    ) -> None:
         self.log: list[str] = []
-        self._channels: list[grpc.aio.Channel] = []
+        self.channels: dict[str, grpc.aio.Channel] = {}
         config = PairingConfig(
             decodes=(),
             pair_heartbeat_s=heartbeat_s,
@@ -82,14 +90,17 @@ class PrefillEnd:
             pair_max_backoff_s=0.1,
         )
         self._terms = peer_link.PairingTerms(agent("p1"), LAYOUT, config)
-        discovery = Discovery([decodes] if decodes else [])
-        self.peers = DecodePeers(discovery, self._link, pair_wait_s=1.0)
+        discovery = discovery or Discovery([decodes] if decodes else [])
+        self.peers = DecodePeers(discovery, self._link, 1.0, self._close)
 
     def _link(self, address: str) -> peer_link.PeerLink:
         channel = grpc.aio.insecure_channel(address)
-        self._channels.append(channel)
+        self.channels[address] = channel
         stub = decode_pb2_grpc.DecodeServiceStub(channel)
         return peer_link.PeerLink(address, stub, self._terms, self._join, self._leave)
+
+    async def _close(self, address: str) -> None:
+        await self.channels.pop(address).close()
 
     async def _join(self, peer: peer_link.DecodePeer) -> None:
         self.log.append(f"+{peer.instance_id}")
@@ -104,7 +115,7 @@ class PrefillEnd:
     async def __aexit__(self, *_: object) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        for channel in self._channels:
+        for channel in self.channels.values():
             await channel.close()
 
 
@@ -190,3 +201,36 @@ async def test_a_prefill_that_pairs_again_replaces_its_former_stream() -> None:
             call.cancel()
         await until(end.log[2:], "+p1")
         assert end.log[:3] == ["+p1", "-p1", "+p1"]
+
+
+class Changing(Discovery):
+    """A set that a test changes."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.changes: asyncio.Queue[Member] = asyncio.Queue()
+
+    async def watch(self) -> AsyncIterator[Member]:
+        while True:
+            yield await self.changes.get()
+
+
+async def test_f24_descriptors_and_channels_grow_with_live_members_only() -> None:
+    discovery = Changing()
+    own = psutil.Process()
+    descriptors: list[int] = []
+    async with PrefillEnd("", discovery=discovery) as prefill:
+        for number in range(40):
+            async with decode_end(f"d{number}") as (port, _):
+                address = f"127.0.0.1:{port}"
+                discovery.changes.put_nowait(Member(address, joined=True))
+                await prefill.peers.find(address, f"d{number}")
+                assert list(prefill.channels) == [address]
+                discovery.changes.put_nowait(Member(address, joined=False))
+                await until(prefill.log, f"-d{number}")
+                async with asyncio.timeout(5):
+                    while prefill.channels:
+                        await asyncio.sleep(0.01)
+            descriptors.append(own.num_fds())
+        assert prefill.peers.links() == ()
+    assert max(descriptors[20:]) <= max(descriptors[:20]) + 3, descriptors

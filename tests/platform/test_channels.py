@@ -112,3 +112,20 @@ def test_addresses_are_split_and_joined():
 )
 def test_loopback_is_told_from_the_network(host, loopback):
     assert is_loopback(host) is loopback
+
+
+async def test_a_pool_that_forgets_closes_the_peer_asked_for_the_longest_time_ago():
+    telemetry = start_telemetry("prefill", "prefill-1")
+    pool = ChannelPool(telemetry, max_peers=2, forgets=True)
+    try:
+        first, second = pool.get("127.0.0.1:1"), pool.get("127.0.0.1:2")
+        assert pool.get("127.0.0.1:1") is first
+        for port in range(3, 1100):
+            pool.get(f"127.0.0.1:{port}")
+            pool.get("127.0.0.1:1")
+        assert len(pool) == 2
+        assert pool.get("127.0.0.1:1") is first
+        assert pool.get("127.0.0.1:2") is not second
+    finally:
+        await pool.close_all()
+        telemetry.close()
