@@ -16,6 +16,10 @@ from epd.worker.stages import Stages
 from services.decode.answer import Emit, PromptFacts, send_answer
 from services.decode.request import DecodeJob
 
+#: So many tokens are hashed in well under a millisecond, and a Reserve that comes meanwhile would
+#: have everything pushed that this worker holds already.
+INLINE_HASH_TOKENS = 8192
+
 
 class RemoteDecoding:
     """Waits for the seal, then decodes. May be called before or after the transfer's Reserve.
@@ -87,7 +91,10 @@ class RemoteDecoding:
 
     async def _sealed(self, job: DecodeJob, transfer_id: str) -> SealedTransfer:
         try:
-            hashes = await asyncio.to_thread(self._prefix_hashes, job)
+            if len(job.token_ids) <= INLINE_HASH_TOKENS:
+                hashes = self._prefix_hashes(job)
+            else:
+                hashes = await asyncio.to_thread(self._prefix_hashes, job)
         except asyncio.CancelledError:
             # As wait_sealed does once it waits: KV that nobody wants is refused or given back.
             self._receiver.cancel(transfer_id)

@@ -23,6 +23,8 @@ class Reference:
     """Greedy ``generate`` of a Qwen2-VL folder in float32."""
 
     def __init__(self, folder: Path) -> None:
+        # More threads than free cores spin against the services' own.
+        torch.set_num_threads(1)
         self._model = Qwen2VLForConditionalGeneration.from_pretrained(
             folder, dtype=torch.float32
         ).eval()
