@@ -7,6 +7,7 @@ import pytest
 
 from epd.errors import TransferFailedError, UnavailableError
 from epd.rpc.status import error_from_rpc
+from epd.v1 import router_pb2, router_pb2_grpc
 from tests.support.ask import ask, generate_request, greedy
 from tests.support.faults import frozen
 from tests.support.fleet import QUARANTINE_HOLD_S, fleet_of
@@ -33,6 +34,18 @@ def fleet(model):
 @pytest.fixture
 def channel(fleet, open_channel):
     return open_channel(fleet.router_address)
+
+
+async def restart(fleet, channel, name):
+    """Starts an ended process again and waits until the router uses it."""
+    address = (await asyncio.to_thread(fleet.restart, name)).address
+    stub = router_pb2_grpc.RouterServiceStub(channel)
+    async with asyncio.timeout(20):
+        while True:
+            workers = (await stub.GetModel(router_pb2.GetModelRequest())).workers
+            if any(worker.address == address and worker.healthy for worker in workers):
+                return
+            await asyncio.sleep(0.05)
 
 
 async def assert_answers(channel, reference, question, tokens=24):
@@ -86,7 +99,7 @@ async def test_a_worker_killed_while_it_works_costs_at_most_its_own_requests(
     assert await answered_or_typed(task, reference, question, tokens)
     await assert_answers(channel, reference, make_questions(2, seed=210)[1])
     fleet.assert_back_to_idle(others, within_s=SETTLED_S, settled_within_s=SETTLED_S)
-    fleet.restart(victim)
+    await restart(fleet, channel, victim)
     await assert_answers(channel, reference, make_questions(2, seed=211)[1])
 
 
@@ -102,7 +115,7 @@ async def test_prefill_killed_while_decode_holds_its_reservation(fleet, channel,
     assert await answered_or_typed(task, reference, question, 24)
     others = {name: level for name, level in idle.items() if name != victim}
     fleet.assert_back_to_idle(others, within_s=SETTLED_S, settled_within_s=SETTLED_S)
-    fleet.restart(victim)
+    await restart(fleet, channel, victim)
     await assert_answers(channel, reference, question)
 
 
@@ -121,7 +134,7 @@ async def test_the_encoder_killed_before_its_embedding_is_read(fleet, channel, r
     await answered_or_typed(task, reference, question, 24)
     others = {name: level for name, level in idle.items() if name != "encoder-0"}
     fleet.assert_back_to_idle(others, within_s=2.0, settled_within_s=SETTLED_S)
-    fleet.restart("encoder-0")
+    await restart(fleet, channel, "encoder-0")
     await assert_answers(channel, reference, question)
 
 
@@ -130,7 +143,7 @@ async def test_text_is_answered_while_no_encoder_lives(fleet, channel, reference
     try:
         await assert_answers(channel, reference, Question((), "no picture here"))
     finally:
-        fleet.restart("encoder-0")
+        await restart(fleet, channel, "encoder-0")
     await assert_answers(channel, reference, make_questions(2, seed=240)[1])
 
 
@@ -143,8 +156,8 @@ async def test_a_worker_restarted_five_times_at_its_address_is_a_new_peer_each_t
     try:
         for round_ in range(5 if full_run else 2):
             fleet.kill_one(name)
-            fleet.restart(name)
+            await restart(fleet, channel, name)
             await assert_answers(channel, reference, make_questions(2, seed=250 + round_)[1])
     finally:
-        fleet.restart(other)
+        await restart(fleet, channel, other)
     assert all(process.running for process in fleet.processes.values())
