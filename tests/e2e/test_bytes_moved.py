@@ -1,5 +1,7 @@
 """What moves, and which way: bytes counted by the transfer library, messages without tensors."""
 
+import asyncio
+
 import pytest
 
 from epd.handover.seal import SEAL_BYTES
@@ -34,6 +36,17 @@ async def worker_info(channel):
     return await worker_pb2_grpc.WorkerServiceStub(channel).GetInfo(worker_pb2.GetInfoRequest())
 
 
+async def scrape_at_rest(fleet, name):
+    """Metrics once nothing is counted any more: an answer ends before its push is accounted for."""
+    last = await asyncio.to_thread(fleet.scrape, name)
+    while True:
+        await asyncio.sleep(0.4)
+        now = await asyncio.to_thread(fleet.scrape, name)
+        if all(now.total(metric) == last.total(metric) for metric in (KV_COUNT, EMBEDDING_BYTES)):
+            return now
+        last = now
+
+
 async def test_bytes_moved_are_the_uncached_blocks_of_all_layers_the_seals_and_the_embeddings(
     model, shared_fleets, open_channel
 ):
@@ -41,7 +54,7 @@ async def test_bytes_moved_are_the_uncached_blocks_of_all_layers_the_seals_and_t
     layout = layout_from_proto(
         (await worker_info(open_channel(fleet.process("decode-0").address))).kv_layout
     )
-    before = fleet.scrape("prefill-0")
+    before = await scrape_at_rest(fleet, "prefill-0")
     channel = open_channel(fleet.router_address)
     kv_bytes = embedding_bytes = 0
     # Distinct from the first block on, so that nothing is found in a cache.
@@ -55,7 +68,7 @@ async def test_bytes_moved_are_the_uncached_blocks_of_all_layers_the_seals_and_t
         blocks = layout.blocks_for(usage.prompt_tokens)
         kv_bytes += blocks * layout.block_bytes * layout.layer_count + SEAL_BYTES
         embedding_bytes += usage.image_tokens * HIDDEN_BYTES
-    after = fleet.scrape("prefill-0")
+    after = await scrape_at_rest(fleet, "prefill-0")
     assert after.total(KV_BYTES) - before.total(KV_BYTES) == kv_bytes
     assert after.total(KV_COUNT) - before.total(KV_COUNT) == len(questions)
     assert after.total(EMBEDDING_BYTES) - before.total(EMBEDDING_BYTES) == embedding_bytes
@@ -64,9 +77,9 @@ async def test_bytes_moved_are_the_uncached_blocks_of_all_layers_the_seals_and_t
     # Where Reserve overtakes the Decode call, decode cannot know that yet and all are pushed.
     moved = []
     for _ in range(4):
-        before = fleet.scrape("prefill-0").total(KV_BYTES)
+        before = (await scrape_at_rest(fleet, "prefill-0")).total(KV_BYTES)
         usage = (await ask(channel, generate_request(questions[3], greedy(4)))).completion.usage
-        moved.append(fleet.scrape("prefill-0").total(KV_BYTES) - before)
+        moved.append((await scrape_at_rest(fleet, "prefill-0")).total(KV_BYTES) - before)
     blocks = layout.blocks_for(usage.prompt_tokens)
     left = blocks - usage.prompt_tokens // layout.block_size
     assert blocks > 30 > left
