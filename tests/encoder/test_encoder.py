@@ -182,13 +182,16 @@ async def test_cancel_of_one_waiter_leaves_the_others_and_of_the_last_stops_the_
     answer = await calls[2]
     encoder.release(answer.handle_ids, settled=True)
 
+    blocker = asyncio.create_task(caller.encode(encoder, file(2)))  # keeps the tower busy
+    await until(lambda: len(watched.calls) == 2)
     last = asyncio.create_task(caller.encode(encoder, file(1)))
-    await until(lambda: encoder.stats().open_leases == 1)
+    await until(lambda: encoder.stats().open_leases == 2)
     last.cancel()
     await asyncio.gather(last, return_exceptions=True)
+    encoder.release((await blocker).handle_ids, settled=True)
     await until(lambda: memory(encoder.stats()) == idle, timeout_s=1.0)
     assert encoder.stats().open_leases == 0
-    assert encoder.stats().encoded_images == 1
+    assert encoder.stats().encoded_images == 2  # not the one that nobody waits for
 
 
 async def test_cancel_during_the_forward_keeps_the_memory_until_the_tower_is_through(
