@@ -55,7 +55,8 @@ async def test_failure_while_writes_run_is_unsettled_first_and_settled_after(mak
             await pair.prefill.run_request("t", pair.target, 40)
         await pair.idle()
         (told,) = [call for call in pair.control.calls if call[1] == "fail"]
-        (settled,) = [call for call in pair.control.calls if call[1] == "settle"]
+        # The renewal tick may repeat a Settle that is under way; it is idempotent.
+        settled, *_ = [call for call in pair.control.calls if call[1] == "settle"]
         assert told[4] is False
         assert settled[0] > told[0]
         await pair.idle()
