@@ -39,7 +39,7 @@ format: $(STAMP)
 stubs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
 
-# Exact versions of everything, for any index: no local version suffix such as +cpu, no options.
+# Exact versions of everything, for any index: no local version suffix, no options.
 lock: $(STAMP)
 	$(BIN)/pip-compile --quiet --all-extras --allow-unsafe --strip-extras --no-annotate --no-header \
 		--no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options \
