@@ -10,10 +10,6 @@ from tests.engine.harness import ImagePrompts, Reference, running
 
 SHAPES_VL = Path(__file__).parents[2] / "models" / "shapes-vl"
 
-pytestmark = pytest.mark.skipif(
-    not (SHAPES_VL / "model.safetensors").is_file(), reason=f"no trained model in {SHAPES_VL}"
-)
-
 
 @pytest.mark.parametrize("native", [False, True])
 def test_zero_to_four_images_and_long_prompts_run_together(native: bool) -> None:
