@@ -37,3 +37,8 @@ class KVCache:
         )
         #: The given layout with the regions filled in.
         self.layout = replace(layout, regions=(region,))
+
+    def read_block(self, layer: int, block: int) -> bytes:
+        """A copy of one block's bytes, keys and values. Waits for the device; for checksums."""
+        block_tensor = self.layers[layer][block].contiguous().cpu()
+        return block_tensor.view(torch.uint8).numpy().tobytes()

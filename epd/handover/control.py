@@ -24,6 +24,8 @@ class Reservation:
     seal: Segment
     cached_block_count: int
     progress_timeout_s: float
+    #: The seal must carry a digest of each layer.
+    checksum: bool = False
 
 
 class DecodeControl(Protocol):

@@ -12,6 +12,7 @@ from epd.engine.requests import LayerProgress
 from epd.errors import EpdError, InternalError, TransferFailedError
 from epd.handover.block_runs import BlockRun, block_runs, run_segments
 from epd.handover.control import PushTarget, Reservation
+from epd.handover.layer_digests import BlockReader, LayerDigests
 from epd.handover.notice import Notice, NoticeKind
 from epd.handover.seal import SealRecord, SealSlots
 from epd.handover.write_ledger import SEAL, WriteLedger
@@ -51,9 +52,11 @@ class KvPush:
         slot: int,
         asked_ns: int,
         on_failure: Callable[["KvPush"], None],
+        read_block: BlockReader,
     ) -> None:
         """Takes over the seal slot ``slot``. ``asked_ns``: monotonic time before Reserve, when the
         lease began at the earliest. ``on_failure``: called on the loop once a WRITE has failed.
+        ``read_block`` is used when decode has asked for checksums.
         """
         self.request_id = request_id
         self.target = target
@@ -79,6 +82,9 @@ class KvPush:
         self._pushed_until = [reservation.cached_block_count] * layout.layer_count
         self._chunk = (0, 0)
         self._chunk_runs: list[BlockRun] = []
+        self._digests: LayerDigests | None = None
+        if reservation.checksum:
+            self._digests = LayerDigests(layout.layer_count, read_block)
 
     @property
     def transfer_id(self) -> str:
@@ -106,6 +112,8 @@ class KvPush:
                 progress.block_ids[begin:end], self.reservation.block_ids[begin:end]
             )
         self._pushed_until[layer] = end
+        if self._digests is not None:
+            self._digests.update(layer, progress.block_ids[begin:end])
         local, remote = run_segments(self._chunk_runs, layer, self._layout, self.target.layout)
         self._write(layer, local, remote)
 
@@ -122,9 +130,10 @@ class KvPush:
             logprob,
             self.writes.kv_writes,
             self.writes.kv_bytes,
+            self._digests.digests() if self._digests else (),
         )
-        self._slots.write(self._slot, record.encode())
-        self._write(SEAL, [self._slots.segment_of(self._slot)], [self.reservation.seal])
+        source = self._slots.write(self._slot, record.encode())
+        self._write(SEAL, [source], [self.reservation.seal])
 
     def give_back_slot(self) -> None:
         """Ends the use of the seal slot, when nothing is in flight any more."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from epd.engine.block_pool import BlockPool
 from epd.engine.kv_layout import KvLayout
 from epd.errors import (
+    DataLossError,
     EpdError,
     InvalidRequestError,
     NotFoundError,
@@ -22,6 +23,7 @@ from epd.handover.receiver_config import ReceiverConfig
 from epd.handover.reserve_queue import ReserveQueue
 from epd.handover.seal import SealSlots
 from epd.handover.sealed_transfer import SealedTransfer
+from epd.handover.verifier import KvVerifier
 from epd.transfer.agent import TransferAgent
 from epd.transfer.base import AgentDescriptor
 
@@ -42,9 +44,11 @@ class KvReceiver:
         pool: The engine's blocks.
         layout: This worker's KV.
         agent: Started, with the KV memory and ``slots.segment`` registered.
-        slots: One seal slot per transfer that can be open at once.
+        slots: One seal slot per transfer that can be open at once; with ``verifier``, with room
+            for a digest per layer.
         config: Bounds.
         headroom: Blocks that a reservation must leave for the engine's running requests.
+        verifier: Given, it looks at all KV before that is used.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class KvReceiver:
         slots: SealSlots,
         config: ReceiverConfig | None = None,
         headroom: Callable[[], int] = lambda: 0,
+        verifier: KvVerifier | None = None,
     ) -> None:
         self.config = config or ReceiverConfig()
         self.leases = LeaseTable(
@@ -67,6 +72,7 @@ class KvReceiver:
             headroom,
         )
         self._layout = layout
+        self._verifier = verifier
         self._agent = agent
         self._slots = slots
         self._queue = ReserveQueue(self.config.max_waiting, self.config.reserve_timeout_s)
@@ -147,6 +153,7 @@ class KvReceiver:
             self._slots.segment_of(lease.seal_slot),
             lease.cached_block_count,
             self.config.leases.progress_timeout_s,
+            checksum=self._verifier is not None,
         )
 
     def renew(self, transfer_ids: Iterable[str]) -> list[str]:
@@ -189,6 +196,7 @@ class KvReceiver:
                 prefix cache when Reserve comes are not pushed.
 
         Raises:
+            DataLossError: the KV here is not what was sent.
             EpdError: why the transfer failed.
         """
         over = self.leases.ended(transfer_id)
@@ -199,9 +207,18 @@ class KvReceiver:
         self._prefixes[transfer_id] = prefix_hashes
         sealed = self._waiting[transfer_id] = asyncio.get_running_loop().create_future()
         try:
-            if lease is None or lease.state is not LeaseState.SEALED:
-                async with asyncio.timeout(timeout_s):
-                    lease = await sealed
+            if lease is not None and lease.state is LeaseState.SEALED:
+                sealed.set_result(lease)
+            async with asyncio.timeout(timeout_s):
+                lease = await sealed
+            if self._verifier is not None:
+                await self._verifier.check(lease)
+                over = self.leases.ended(transfer_id)  # it may have expired meanwhile
+                if over is not None:
+                    raise over.with_traceback(None)
+        except DataLossError as loss:
+            self.cancel(transfer_id, loss)
+            raise
         except TimeoutError:
             held = self.leases.get(transfer_id)
             far = held.describe(self._layout.layer_count) if held else "prefill never reserved"
@@ -217,7 +234,6 @@ class KvReceiver:
         finally:
             del self._waiting[transfer_id]
             del self._prefixes[transfer_id]
-        assert lease is not None
         assert lease.record is not None
         return SealedTransfer(
             lease.block_ids,

@@ -5,6 +5,7 @@ import zlib
 from dataclasses import dataclass
 
 from epd.errors import DataLossError, TransferFailedError
+from epd.handover.layer_digests import DIGEST_BYTES
 from epd.transfer.base import Segment
 from epd.transfer.buffer import HostBuffer
 
@@ -12,13 +13,18 @@ from epd.transfer.buffer import HostBuffer
 _BODY = struct.Struct("<4sQIdIQH64s")
 _CRC = struct.Struct("<I")
 _MAGIC = b"seal"
+#: A record without digests.
 SEAL_BYTES = 128
 assert _BODY.size + _CRC.size <= SEAL_BYTES
 
 
 @dataclass(frozen=True)
 class SealRecord:
-    """``write_count`` and ``byte_count`` cover the KV WRITEs, not the seal's own."""
+    """``write_count`` and ``byte_count`` cover the KV WRITEs, not the seal's own.
+
+    ``layer_digests``: one per layer when the reader has asked for them, else none. They follow the
+    record proper; a damaged one is found when it is compared.
+    """
 
     transfer_id: str
     generation: int
@@ -26,9 +32,10 @@ class SealRecord:
     logprob: float
     write_count: int
     byte_count: int
+    layer_digests: tuple[bytes, ...] = ()
 
     def encode(self) -> bytes:
-        """The record in ``SEAL_BYTES`` bytes; ids are at most 64 bytes long."""
+        """The record in ``SEAL_BYTES`` bytes, then the digests; ids are at most 64 bytes long."""
         name = self.transfer_id.encode()
         assert len(name) <= 64
         body = _BODY.pack(
@@ -41,7 +48,8 @@ class SealRecord:
             len(name),
             name,
         )
-        return (body + _CRC.pack(zlib.crc32(body))).ljust(SEAL_BYTES, b"\0")
+        record = (body + _CRC.pack(zlib.crc32(body))).ljust(SEAL_BYTES, b"\0")
+        return record + b"".join(self.layer_digests)
 
     @classmethod
     def decode(cls, data: bytes, transfer_id: str, generation: int) -> "SealRecord":
@@ -64,7 +72,11 @@ class SealRecord:
                 f"found the seal of {found} generation {found_generation}, "
                 f"not of {transfer_id} generation {generation}"
             )
-        return cls(found, found_generation, token, logprob, writes, byte_count)
+        digests = tuple(
+            data[start : start + DIGEST_BYTES]
+            for start in range(SEAL_BYTES, len(data), DIGEST_BYTES)
+        )
+        return cls(found, found_generation, token, logprob, writes, byte_count, digests)
 
 
 class SealSlots:
@@ -72,10 +84,15 @@ class SealSlots:
 
     A slot is taken for as long as its transfer can still touch it, so a late WRITE never lands in
     another transfer's record. Used on the event loop only.
+
+    Args:
+        count: Slots.
+        digest_count: Layer digests that a slot has room for.
     """
 
-    def __init__(self, count: int) -> None:
-        self._buffer = HostBuffer(count * SEAL_BYTES)
+    def __init__(self, count: int, digest_count: int = 0) -> None:
+        self._size = SEAL_BYTES + digest_count * DIGEST_BYTES
+        self._buffer = HostBuffer(count * self._size)
         self._free = list(range(count))
         self.count = count
 
@@ -94,7 +111,7 @@ class SealSlots:
         if not self._free:
             return None
         slot = self._free.pop()
-        self.write(slot, bytes(SEAL_BYTES))
+        self.write(slot, bytes(self._size))
         return slot
 
     def give_back(self, slot: int) -> None:
@@ -103,13 +120,15 @@ class SealSlots:
         self._free.append(slot)
 
     def segment_of(self, slot: int) -> Segment:
-        """Where a slot lies."""
-        return self._buffer.part(slot * SEAL_BYTES, SEAL_BYTES)
+        """Where a slot lies, all of it."""
+        return self._buffer.part(slot * self._size, self._size)
 
-    def write(self, slot: int, record: bytes) -> None:
-        """Puts an encoded record into a slot."""
-        self._buffer.view(slot * SEAL_BYTES, SEAL_BYTES).data[:] = record
+    def write(self, slot: int, record: bytes) -> Segment:
+        """Puts an encoded record into a slot; returns where it lies."""
+        assert len(record) <= self._size
+        self._buffer.view(slot * self._size, len(record)).data[:] = record
+        return self._buffer.part(slot * self._size, len(record))
 
     def read(self, slot: int) -> bytes:
         """A copy of a slot's bytes."""
-        return self._buffer.view(slot * SEAL_BYTES, SEAL_BYTES).tobytes()
+        return self._buffer.view(slot * self._size, self._size).tobytes()

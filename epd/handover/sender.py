@@ -19,6 +19,7 @@ from epd.errors import (
     UnavailableError,
 )
 from epd.handover.control import PushTarget, Reservation
+from epd.handover.layer_digests import BlockReader
 from epd.handover.push import KvPush
 from epd.handover.push_control import PushControl
 from epd.handover.seal import SealSlots
@@ -39,7 +40,9 @@ class KvSender:
     Args:
         agent: Started, with the KV memory and ``slots.segment`` registered.
         layout: This worker's KV, with its regions.
-        slots: Source memory of seals, one for each push that can be open at once.
+        slots: Source memory of seals, one for each push that can be open at once, with room for a
+            digest per layer.
+        read_block: Reads this worker's KV, for checksums.
         config: Bounds.
     """
 
@@ -48,6 +51,7 @@ class KvSender:
         agent: TransferAgent,
         layout: KvLayout,
         slots: SealSlots,
+        read_block: BlockReader,
         config: SenderConfig | None = None,
     ) -> None:
         self.config = config or SenderConfig()
@@ -55,6 +59,7 @@ class KvSender:
         self._agent = agent
         self._layout = layout
         self._slots = slots
+        self._read_block = read_block
         self._pushes: dict[str, KvPush] = {}  # by request id; the engine thread looks up only
         self._control = PushControl(self.config.control_timeout_s, self.config.max_unsettled)
 
@@ -129,6 +134,7 @@ class KvSender:
             slot,
             asked_ns,
             self._on_failure,
+            self._read_block,
         )
         self._pushes[request_id] = push
         try:

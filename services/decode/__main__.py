@@ -9,6 +9,7 @@ from epd.handover.lease_config import LeaseConfig
 from epd.handover.receiver import KvReceiver
 from epd.handover.receiver_config import ReceiverConfig
 from epd.handover.seal import SealSlots
+from epd.handover.verifier import KvVerifier
 from epd.rpc.service import Service, ServiceContext
 from epd.rpc.worker_service import WorkerServicer
 from epd.telemetry.metrics import observe
@@ -34,7 +35,8 @@ async def application(config: DecodeConfig, context: ServiceContext) -> AsyncIte
     """Load, register, start the threads, add the servicers; the reverse at the end."""
     loaded = await asyncio.to_thread(load_language_engine, config.language)
     engine, pool, layout = AsyncEngine(loaded), loaded.pool, loaded.kv_cache.layout
-    slots = SealSlots(config.receive.max_transfers)
+    checksum = config.receive.kv_checksum
+    slots = SealSlots(config.receive.max_transfers, layout.layer_count if checksum else 0)
     agent = await asyncio.to_thread(
         open_endpoint,
         config.language.transport,
@@ -50,6 +52,7 @@ async def application(config: DecodeConfig, context: ServiceContext) -> AsyncIte
         slots,
         _receiver_config(config),
         headroom=lambda: loaded.stats().headroom_blocks,
+        verifier=KvVerifier(loaded.kv_cache.read_block) if checksum else None,
     )
 
     async def join(peer: AgentDescriptor) -> None:

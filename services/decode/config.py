@@ -45,6 +45,11 @@ class ReceiveConfig:
     kv_wait_s: float = option(
         60.0, help="longest wait of a request for its sealed KV", unit="s", minimum=0.1
     )
+    kv_checksum: bool = option(
+        False,
+        help="compare all KV with what prefill has sent before it is used; for debugging, "
+        "it costs a hash of every byte on both sides",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,6 +53,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             seal=segment_to_proto(reservation.seal),
             cached_block_count=reservation.cached_block_count,
             progress_timeout_ms=int(reservation.progress_timeout_s * 1000),
+            checksum=reservation.checksum,
         )
 
     async def Renew(

@@ -53,7 +53,8 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
     )
     engine, layout = AsyncEngine(loaded), loaded.kv_cache.layout
     memory = EmbeddingMemory(config.embedding_bytes, language.max_running, config.embedding_wait_s)
-    slots = SealSlots(2 * language.max_running)  # some wait for their last WRITE to end
+    # Some wait for their last WRITE to end.
+    slots = SealSlots(2 * language.max_running, layout.layer_count)
     scratch = HostBuffer(pairing.probe_bytes)
     agent = await asyncio.to_thread(
         open_endpoint,
@@ -66,7 +67,7 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
         ],
     )
     descriptor = await asyncio.to_thread(agent.descriptor)
-    sender = KvSender(agent, layout, slots, _sender_config(config))
+    sender = KvSender(agent, layout, slots, loaded.kv_cache.read_block, _sender_config(config))
     channels = ChannelPool(context.telemetry)
     # Encoders are met in requests only, so nobody says when one is gone for good.
     encoder_channels = ChannelPool(context.telemetry, max_peers=MAX_ENCODERS, forgets=True)

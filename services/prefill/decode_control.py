@@ -56,6 +56,7 @@ class GrpcDecodeControl:
             seal=segment_from_proto(answer.seal),
             cached_block_count=answer.cached_block_count,
             progress_timeout_s=answer.progress_timeout_ms / 1000,
+            checksum=answer.checksum,
         )
 
     async def renew(self, transfer_ids: Sequence[str]) -> Sequence[str]:

@@ -19,6 +19,7 @@ from epd.handover.receiver_config import ReceiverConfig
 from epd.handover.seal import SEAL_BYTES, SealSlots
 from epd.handover.sender import KvSender
 from epd.handover.sender_config import SenderConfig
+from epd.handover.verifier import KvVerifier
 from epd.transfer.buffer import HostBuffer
 from epd.transfer.transfer_loop import AgentConfig
 from tests.transfer.peers import open_agent
@@ -36,12 +37,14 @@ SHAPE = KvLayout(
 class Side:
     """A pool of ``num_blocks`` synthetic KV blocks that a transfer agent has registered."""
 
-    def __init__(self, transport, name, num_blocks, fabric, shape=SHAPE, agent_config=None):
+    def __init__(
+        self, transport, name, num_blocks, fabric, shape=SHAPE, agent_config=None, digests=False
+    ):
         self.faults = Faults()
         self.pool = BlockPool(num_blocks, shape.block_size)
         self.memory = HostBuffer(shape.layer_count * num_blocks * shape.block_bytes)
         self.layout = self.layout_at(self.memory.address, num_blocks, shape)
-        self.slots = SealSlots(64)
+        self.slots = SealSlots(64, shape.layer_count if digests else 0)
         self.agent = open_agent(
             transport, name, fabric, agent_config, lambda inner: FaultyBackend(inner, self.faults)
         )
@@ -61,6 +64,9 @@ class Side:
         """The bytes of a block of a layer."""
         size = self.layout.block_bytes
         return self.memory.view((layer * self.pool.num_blocks + block) * size, size)
+
+    def read_block(self, layer, block):
+        return self.block(layer, block).tobytes()
 
     def content(self, blocks):
         """All layers of some blocks."""
@@ -105,8 +111,8 @@ class DirectControl:
 class Decode(Side):
     """A receiver and its pool."""
 
-    def __init__(self, transport, fabric, num_blocks=64, leases=None, **receiver):
-        super().__init__(transport, "decode", num_blocks, fabric)
+    def __init__(self, transport, fabric, num_blocks=64, leases=None, checksum=False, **receiver):
+        super().__init__(transport, "decode", num_blocks, fabric, digests=checksum)
         leases = leases or LeaseConfig(progress_timeout_s=1.0, settle_grace_s=0.3, hold_s=0.5)
         self.receiver = KvReceiver(
             self.pool,
@@ -114,6 +120,7 @@ class Decode(Side):
             self.agent,
             self.slots,
             ReceiverConfig(leases=leases, **receiver),
+            verifier=KvVerifier(self.read_block) if checksum else None,
         )
 
     def check(self):
@@ -124,11 +131,14 @@ class Prefill(Side):
     """A sender, its pool and a stand-in for the engine that fills blocks with noise."""
 
     def __init__(self, transport, fabric, num_blocks=64, agent_config=None, **sender):
-        super().__init__(transport, "prefill", num_blocks, fabric, agent_config=agent_config)
+        super().__init__(
+            transport, "prefill", num_blocks, fabric, agent_config=agent_config, digests=True
+        )
         self.sender = KvSender(
             self.agent,
             self.layout,
             self.slots,
+            self.read_block,
             SenderConfig(**{"renew_interval_s": 0.1, "drain_timeout_s": 5.0, **sender}),
         )
         self._noise = np.random.default_rng(7)

@@ -1,6 +1,7 @@
 """Whatever goes wrong with a push is told within a second, and no block is lost or reused early."""
 
 import asyncio
+import dataclasses
 import time
 
 import pytest
@@ -303,8 +304,8 @@ async def test_damaged_seal_is_data_loss_and_no_token(make):
 async def test_malformed_and_foreign_notices_are_counted_and_harmless(make):
     async with make().running() as pair:
         receiver = pair.decode.receiver
-        spare = pair.prefill.slots.segment
-        here = pair.decode.slots.segment
+        spare = pair.prefill.slots.segment_of(0)
+        here = dataclasses.replace(pair.decode.slots.segment, length=spare.length)
         for message in (b"rubbish", b"epd1", b"\xff" * 200):
             await asyncio.wrap_future(
                 pair.prefill.agent.write(
