@@ -21,8 +21,13 @@ class Stages:
 
     def __init__(self, tracer: Tracer) -> None:
         self.durations_ns: dict[str, int] = {}
+        self._started_ns = time.monotonic_ns()
         self._tracer = tracer
         self._parent = get_current()
+
+    def service_ns(self) -> int:
+        """Time since the handler started: what the caller waits for longer is spent on the way."""
+        return time.monotonic_ns() - self._started_ns
 
     def add(
         self,

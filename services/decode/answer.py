@@ -51,9 +51,12 @@ async def send_answer(
     async with TokenBuffer(events, max_buffered_tokens) as buffer:
         await emit(
             decode_pb2.DecodeResponse(
-                started=decode_pb2.Started(timings=timings_to_proto(stages.durations_ns))
+                started=decode_pb2.Started(
+                    timings=timings_to_proto(stages.durations_ns), service_ns=stages.service_ns()
+                )
             )
         )
+        started_ns = time.monotonic_ns()
         with stages.stage(semconv.SPAN_DECODE) as attributes:
             async for event in buffer:
                 match event:
@@ -66,7 +69,7 @@ async def send_answer(
                         raise event.error
                     case Finished():
                         attributes[semconv.EPD_TOKENS_OUTPUT] = event.completion_tokens
-                        await emit(_finished(event, facts))
+                        await emit(_finished(event, facts, time.monotonic_ns() - started_ns))
 
 
 def _tokens(event: NewTokens) -> decode_pb2.DecodeResponse:
@@ -75,7 +78,7 @@ def _tokens(event: NewTokens) -> decode_pb2.DecodeResponse:
     )
 
 
-def _finished(event: Finished, facts: PromptFacts) -> decode_pb2.DecodeResponse:
+def _finished(event: Finished, facts: PromptFacts, service_ns: int) -> decode_pb2.DecodeResponse:
     timings = {semconv.SPAN_DECODE: event.decode_ns}
     if event.prefill_ns:
         timings[semconv.SPAN_PREFILL] = event.prefill_ns
@@ -83,6 +86,7 @@ def _finished(event: Finished, facts: PromptFacts) -> decode_pb2.DecodeResponse:
         finished=decode_pb2.Finished(
             finish_reason=finish_reason_to_proto(event.reason),
             timings=timings_to_proto(timings),
+            service_ns=service_ns,
             usage=common_pb2.Usage(
                 prompt_tokens=facts.prompt_tokens,
                 completion_tokens=event.completion_tokens,

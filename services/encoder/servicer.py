@@ -1,5 +1,6 @@
 """EncoderService over an Encoder."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -30,13 +31,14 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         self, request: encoder_pb2.EncodeRequest, context: ServicerContext
     ) -> AsyncIterator[encoder_pb2.EncodeResponse]:
         """See the proto."""
+        started_ns = time.monotonic_ns()
         images = images_from_proto(request)
         trace.get_current_span().set_attribute(semconv.EPD_IMAGE_COUNT, len(images))
         async with aclosing(self._encoder.encode(images, request.attempt_id)) as events:
             async for event in events:
                 if isinstance(event, ImageReady):
                     self._record(event)
-                yield self._responses.to_proto(event)
+                yield self._responses.to_proto(event, time.monotonic_ns() - started_ns)
 
     async def Renew(
         self, request: encoder_pb2.EncoderServiceRenewRequest, context: ServicerContext

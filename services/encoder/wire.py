@@ -43,11 +43,11 @@ class EncodeResponses:
         self._agent = agent_to_proto(agent)
         self._address = address
 
-    def to_proto(self, event: EncodeEvent) -> encoder_pb2.EncodeResponse:
-        """The wire form of an event."""
+    def to_proto(self, event: EncodeEvent, service_ns: int) -> encoder_pb2.EncodeResponse:
+        """The wire form of an event that comes ``service_ns`` after the call's start."""
         if isinstance(event, ImagePlanned):
             return encoder_pb2.EncodeResponse(planned=self._planned(event))
-        return encoder_pb2.EncodeResponse(ready=_ready(event))
+        return encoder_pb2.EncodeResponse(ready=_ready(event, service_ns))
 
     def _planned(self, event: ImagePlanned) -> encoder_pb2.Planned:
         plan = event.handle.spec.plan
@@ -76,9 +76,11 @@ class EncodeResponses:
         )
 
 
-def _ready(event: ImageReady) -> encoder_pb2.Ready:
+def _ready(event: ImageReady, service_ns: int) -> encoder_pb2.Ready:
     return encoder_pb2.Ready(
-        image_index=event.image_index, timings=timings_to_proto(_durations(event.stages))
+        image_index=event.image_index,
+        timings=timings_to_proto(_durations(event.stages)),
+        service_ns=service_ns,
     )
 
 

@@ -170,6 +170,7 @@ def _first_token(done: PrefillDone, stages: Stages) -> prefill_pb2.PrefillRespon
             finish_reason=finish_reason_to_proto(done.finish_reason),
             cached_tokens=done.cached_tokens,
             timings=timings_to_proto(stages.durations_ns),
+            service_ns=stages.service_ns(),
         )
     )
 

@@ -13,8 +13,10 @@ class CriticalPath:
     """Collects stage durations of one request, in nanoseconds of the router's monotonic clock.
 
     Windows (from sending a call to its answer) are measured here; what happened inside them is told
-    by the workers as durations, because clocks of different hosts are never compared. What a window
-    contains beyond the reported stages stays unattributed.
+    by the workers as durations, because clocks of different hosts are never compared. By how much a
+    window is longer than the worker's own account of it is ``<service>.rpc``: gRPC, network, and
+    event loops that are busy. What neither the worker's stages nor the router's explain stays
+    unattributed.
     """
 
     def __init__(self) -> None:
@@ -36,9 +38,19 @@ class CriticalPath:
         """Adds a stage's time."""
         self._stages[stage] = self._stages.get(stage, 0) + max(0, duration_ns)
 
-    def add_window(self, service: str, reported_ns: Mapping[str, int], window_ns: int) -> None:
-        """Adds a worker's stages as ``service.stage``, cut to the window they happened in."""
-        left = window_ns
+    def add_window(
+        self, service: str, reported_ns: Mapping[str, int], service_ns: int, window_ns: int
+    ) -> None:
+        """Adds a worker's stages as ``service.stage``, cut to the window they happened in.
+
+        Args:
+            service: The worker's role.
+            reported_ns: Its stages.
+            service_ns: Its own account of the whole window; 0 where it gives none.
+            window_ns: The window as it was seen from here.
+        """
+        left = min(service_ns or window_ns, window_ns)
+        self.add(f"{service}.rpc", window_ns - left)
         for stage, duration_ns in reported_ns.items():
             self.add(f"{service}.{stage}", min(duration_ns, left))
             left -= min(duration_ns, left)

@@ -158,7 +158,7 @@ class Dispatcher:
                 until_ready=until_ready,
             )
             self._affinity_hits.add(encoded.home_picks)
-            work.path.add_window("encoder", encoded.timings_ns, encoded.wall_ns)
+            work.path.add_window("encoder", encoded.timings_ns, encoded.service_ns, encoded.wall_ns)
             expanded = expand(prompt.token_ids, encoded.in_order())
         work.prompt_tokens = len(expanded.token_ids)
         work.image_tokens = expanded.image_tokens

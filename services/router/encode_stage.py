@@ -21,10 +21,11 @@ from services.router.workers import Worker
 
 @dataclass
 class EncodedImages:
-    """What the encoders said, by image index. ``timings_ns`` are those of the last image ready."""
+    """What the encoders said, by image index. Timings are those of the last image ready."""
 
     plans: dict[int, ImagePlan] = field(default_factory=dict)
     timings_ns: Mapping[str, int] = field(default_factory=dict)
+    service_ns: int = 0
     wall_ns: int = 0
     home_picks: int = 0
 
@@ -122,6 +123,7 @@ async def _call(
                 case "ready" if until_ready:
                     waiting.discard(response.ready.image_index)
                     encoded.timings_ns = timings_from_proto(response.ready.timings)
+                    encoded.service_ns = response.ready.service_ns
             if not waiting and not until_ready:
                 return
         # Read to the end: a cancelled call would make the encoder drop the embeddings.

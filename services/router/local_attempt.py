@@ -38,7 +38,7 @@ class LocalAttempt:
     async def _run(self) -> Outcome:
         path = self._work.path
         mark_ns = time.monotonic_ns()
-        has_tokens = False
+        first_token_ns: int | None = None
         outcome: Outcome = None
         ended = False
         call = self._worker.decode.Decode(self._request, timeout=self._work.deadline.remaining_s())
@@ -47,16 +47,16 @@ class LocalAttempt:
                 now_ns = time.monotonic_ns()
                 match response.WhichOneof("event"):
                     case "started":
-                        reported = timings_from_proto(response.started.timings)
-                        path.add_window("decode", reported, now_ns - mark_ns)
+                        started = response.started
+                        reported = timings_from_proto(started.timings)
+                        path.add_window("decode", reported, started.service_ns, now_ns - mark_ns)
                         mark_ns = now_ns
                     case "tokens":
-                        if not has_tokens:
-                            path.add("decode.prefill", now_ns - mark_ns)
-                            mark_ns, has_tokens = now_ns, True
+                        first_token_ns = first_token_ns or now_ns
                         tokens = response.tokens
                         if await self._work.sink(tokens.token_ids, tokens.logprobs):
-                            path.add("decode.decode", time.monotonic_ns() - mark_ns)
+                            path.add("decode.prefill", first_token_ns - mark_ns)
+                            path.add("decode.decode", time.monotonic_ns() - first_token_ns)
                             return FinishReason.STOP
                     case "preempted":
                         ended = True
@@ -68,7 +68,7 @@ class LocalAttempt:
                         self._work.prompt_tokens = finished.usage.prompt_tokens
                         self._work.image_tokens = finished.usage.image_tokens
                         reported = timings_from_proto(finished.timings)
-                        path.add_window("decode", reported, now_ns - mark_ns)
+                        path.add_window("decode", reported, finished.service_ns, now_ns - mark_ns)
         finally:
             call.cancel()
         if not ended:

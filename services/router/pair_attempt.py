@@ -13,7 +13,7 @@ from collections.abc import Callable
 from epd.cleanup import CleanupTasks, cancel_and_wait
 from epd.errors import InternalError
 from epd.sampling import FinishReason
-from epd.v1 import prefill_pb2
+from epd.v1 import decode_pb2, prefill_pb2
 from epd.wire.finish_reason import finish_reason_from_proto
 from epd.wire.timings import timings_from_proto
 from services.router.attempt import Outcome, Work
@@ -132,7 +132,10 @@ class PairAttempt:
         self._on_embeddings_read()
         self._work.cached(first.cached_tokens)
         self._work.path.add_window(
-            "prefill", timings_from_proto(first.timings), self._first_token_ns - opened_ns
+            "prefill",
+            timings_from_proto(first.timings),
+            first.service_ns,
+            self._first_token_ns - opened_ns,
         )
         stopped = await self._work.sink([first.token_id], [first.logprob])
         reason = FinishReason.STOP if stopped else finish_reason_from_proto(first.finish_reason)
@@ -147,7 +150,7 @@ class PairAttempt:
         )
         outcome: Outcome = None
         ended = False
-        decode_ns: dict[str, int] | None = None
+        finished: decode_pb2.Finished | None = None
         try:
             async for response in call:
                 match response.WhichOneof("event"):
@@ -166,18 +169,18 @@ class PairAttempt:
                     case "preempted":
                         ended = True
                     case "finished":
-                        outcome = finish_reason_from_proto(response.finished.finish_reason)
-                        decode_ns = timings_from_proto(response.finished.timings)
+                        finished = response.finished
+                        outcome = finish_reason_from_proto(finished.finish_reason)
                         ended = outcome is not None
         finally:
             call.cancel()
         if not ended:
             raise InternalError(f"decode {self._decode.address} ended without saying why")
         await self._first_token_sent.wait()
-        self._account(decode_ns)
+        self._account(finished)
         self._end(outcome)
 
-    def _account(self, decode_ns: dict[str, int] | None) -> None:
+    def _account(self, finished: decode_pb2.Finished | None) -> None:
         """Divides the time since the first token into hand-over, queue and decode."""
         now_ns = time.monotonic_ns()
         started_ns = max(self._started_ns or now_ns, self._first_token_ns)
@@ -187,7 +190,11 @@ class PairAttempt:
         path.add(KV_HANDOVER, handover_ns - queue_ns)
         path.add("decode.queue", queue_ns)
         since_start_ns = now_ns - started_ns
-        path.add_window("decode", decode_ns or {"decode": since_start_ns}, since_start_ns)
+        if finished is None:  # a stop string, or preempted
+            path.add("decode.decode", since_start_ns)
+        else:
+            reported = timings_from_proto(finished.timings)
+            path.add_window("decode", reported, finished.service_ns, since_start_ns)
 
     def _end(self, outcome: Outcome) -> None:
         if not self._outcome.done():

@@ -251,6 +251,8 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
         self.hold_open_s = 0.0
         self.seals = True
         self.first_token_ends = False
+        #: What it says about the time from call to first token; 0 says nothing.
+        self.service_ns = 0
         self.arrived_s: list[float] = []
         self.drawn_s: list[float] = []
         #: As ``failures``, but after ``prefill_s``.
@@ -278,6 +280,7 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
                     finish_reason=common_pb2.FINISH_REASON_STOP if self.first_token_ends else 0,
                     cached_tokens=3,
                     timings=[common_pb2.StageTiming(stage="prefill", duration_ns=1000)],
+                    service_ns=self.service_ns,
                 )
             )
             if self.after_first_token is not None:
@@ -320,6 +323,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
                 await self.fabric.sealed(request.transfer_id).wait()
                 position += 1
             yield decode_pb2.DecodeResponse(started=decode_pb2.Started())
+            started_ns = time.monotonic_ns()
             while position < request.sampling.max_tokens:
                 await asyncio.sleep(self.token_s)
                 if self.die_at is not None and position >= self.die_at:
@@ -342,6 +346,11 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
             yield decode_pb2.DecodeResponse(
                 finished=decode_pb2.Finished(
                     finish_reason=common_pb2.FINISH_REASON_LENGTH,
+                    timings=[
+                        common_pb2.StageTiming(
+                            stage="decode", duration_ns=time.monotonic_ns() - started_ns
+                        )
+                    ],
                     usage=common_pb2.Usage(prompt_tokens=7, image_tokens=5),
                 )
             )

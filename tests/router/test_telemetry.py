@@ -132,6 +132,20 @@ async def test_stages_do_not_overlap_and_the_rest_is_told(model: Path, fleet: Fl
     assert answer.completion.ttft_ns > 50_000_000
 
 
+async def test_what_a_window_is_longer_than_the_workers_account_is_rpc(
+    model: Path, fleet: Fleet
+) -> None:
+    fleet.prefill.prefill_s = 0.05
+    fleet.prefill.service_ns = 5_000_000
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        answer = await collect(served.stub.Generate(request("hi", [b"i"])))
+    assert answer.completion is not None
+    stages = {timing.stage: timing.duration_ns for timing in answer.completion.timings}
+    assert stages["prefill.rpc"] > 44_000_000
+    # 1 µs of the 5 ms is a stage of its own.
+    assert stages["unattributed"] > 4_900_000
+
+
 async def test_time_lost_on_failed_attempts_is_a_stage_of_its_own(
     model: Path, fleet: Fleet
 ) -> None:
