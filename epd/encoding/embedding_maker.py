@@ -41,6 +41,7 @@ class EmbeddingMaker:
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         self._family = family
+        self._jpeg_draft = config.jpeg_draft
         self._on_fatal = on_fatal
         self.pool = PreprocessPool(config.preprocess(family.folder))
         self.batcher = EncodeBatcher(
@@ -78,7 +79,8 @@ class EmbeddingMaker:
         """
         started_ns = time.monotonic_ns()
         async with self._pixels.hold(_pixel_bytes(spec)):
-            processed = await self.pool.process(data, IMAGE)
+            draft_size = self._family.pixel_size(spec.plan.grid) if self._jpeg_draft else None
+            processed = await self.pool.process(data, IMAGE, draft_size)
             preprocessed_ns = time.monotonic_ns()
             pixels = self._family.pixel_input(processed.arrays)
             if pixels.grid != spec.plan.grid:

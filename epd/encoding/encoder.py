@@ -105,7 +105,7 @@ class Encoder:
         self._leases = EmbeddingLeases(
             self._cache, config.embedding_lease_s, config.embedding_hold_s, time.monotonic
         )
-        self._examiner = ImageExaminer(model_digest, family.processor_digest, config.limits)
+        self._examiner = ImageExaminer(model_digest, config.processor_digest(family), config.limits)
         self._maker = EmbeddingMaker(family, vision, config, threads, on_fatal)
         self._productions = Productions(
             self._maker, self._cache, self._view, config.encode_timeout_s, self._changed

@@ -4,10 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from blake3 import blake3
+
 from epd.config import option
 from epd.encoding.encode_batcher import BatcherConfig
 from epd.encoding.image_limits import READABLE_FORMATS, ImageLimits
 from epd.encoding.preprocess import PreprocessConfig
+from epd.engine.families.base import ModelFamily
 
 _MIB = 1 << 20
 
@@ -72,6 +75,11 @@ class EncodingConfig:
         help="patches an image may be heavier, per second of waiting, and still go first",
         minimum=0,
     )
+    jpeg_draft: bool = option(
+        False,
+        help="decode JPEG files of several times the model's resolution coarsely: faster, and "
+        "pixels differ a little; the same on all encoders",
+    )
     preprocess_processes: int = option(1, help="processes that decode and resize", minimum=1)
     preprocess_timeout_s: float = option(
         30.0, help="longest preprocessing of one image", unit="s", minimum=0.1
@@ -95,6 +103,12 @@ class EncodingConfig:
     def arena_bytes(self) -> int:
         """Registered memory in all."""
         return self.embedding_cache_bytes + self.embedding_working_bytes
+
+    def processor_digest(self, family: ModelFamily) -> str:
+        """Digest of all that decides what the vision tower sees of an image file."""
+        if not self.jpeg_draft:
+            return family.processor_digest
+        return blake3(f"jpeg_draft\n{family.processor_digest}".encode()).hexdigest()
 
     @property
     def limits(self) -> ImageLimits:

@@ -16,7 +16,8 @@ from epd.encoding.webp_header import read_webp_header
 from epd.errors import InvalidRequestError
 
 _PILLOW_FORMATS = tuple(f for f in READABLE_FORMATS if f != "WEBP")
-_SWAPS_SIDES = range(5, 9)
+#: EXIF orientations that lay the picture on its side.
+SWAPS_SIDES = range(5, 9)
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _EXIF_PREFIX = b"Exif\x00\x00"
 
@@ -115,7 +116,7 @@ def _pillow_header(data: bytes) -> ImageHeader:
 
 
 def _upright(name: str, size: tuple[int, int], orientation: int) -> ImageHeader:
-    width, height = reversed(size) if orientation in _SWAPS_SIDES else size
+    width, height = reversed(size) if orientation in SWAPS_SIDES else size
     return ImageHeader(name, width, height, orientation)
 
 

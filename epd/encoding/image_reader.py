@@ -16,6 +16,7 @@ from PIL import Image
 
 from epd.encoding.image_header import read_header, unreadable
 from epd.encoding.image_limits import READABLE_FORMATS, ImageLimits
+from epd.encoding.jpeg_draft import JpegDraft
 from epd.errors import InvalidRequestError
 
 _WHITE = (255, 255, 255, 255)
@@ -30,18 +31,23 @@ _TURNS = {
 }
 
 
-def read_image(data: bytes, limits: ImageLimits, field: str) -> Image.Image:
+def read_image(
+    data: bytes, limits: ImageLimits, field: str, draft: JpegDraft | None = None
+) -> Image.Image:
     """Decodes an image file into an upright RGB picture of the size its header promised.
 
-    Memory and time grow with the pixels, so this runs in a preprocessing process.
+    Memory and time grow with the pixels, so this runs in a preprocessing process. With ``draft`` a
+    JPEG file of several times the draft's size comes out in the draft's size.
 
     Raises:
         InvalidRequestError: whatever :func:`read_header` refuses; broken or truncated pixel data;
             samples of a kind that has no white.
     """
     header = read_header(data, limits, field)
+    box = None
     try:
         with Image.open(io.BytesIO(data), formats=READABLE_FORMATS) as image:
+            box = None if draft is None else draft.begin(image, header)
             image.load()
             if image.mode in ("I", "F"):
                 raise InvalidRequestError(
@@ -54,9 +60,13 @@ def read_image(data: bytes, limits: ImageLimits, field: str) -> Image.Image:
         raise
     except Exception as error:  # decoders of hostile bytes raise nearly everything
         raise unreadable(field, error) from error
+    if draft is not None and box is not None:
+        picture, promised = draft.finish(picture, box, header), (draft.width, draft.height)
+    else:
+        promised = (header.width, header.height)
     if header.orientation in _TURNS:
         picture = picture.transpose(_TURNS[header.orientation])
-    if picture.size != (header.width, header.height):
+    if picture.size != promised:
         raise InvalidRequestError(
             f"{field} announces {header.width} by {header.height} pixels "
             f"and has {picture.width} by {picture.height}",

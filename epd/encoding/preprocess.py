@@ -22,6 +22,9 @@ from epd.errors import DeadlineExceededError, InternalError, InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
+#: File, path in the request, size for a draft.
+_Image = tuple[bytes, str, tuple[int, int] | None]
+
 
 @dataclass(frozen=True)
 class PreprocessConfig:
@@ -64,7 +67,9 @@ class PreprocessPool:
         for lane in self._lanes:
             await asyncio.to_thread(lane.kill, wait=True)
 
-    async def process(self, data: bytes, field: str) -> ProcessedImage:
+    async def process(
+        self, data: bytes, field: str, draft_size: tuple[int, int] | None = None
+    ) -> ProcessedImage:
         """Decodes and processes one image file.
 
         A cancelled caller leaves at once; its process is free again when the image is through.
@@ -72,6 +77,8 @@ class PreprocessPool:
         Args:
             data: The file.
             field: Path of the image in the request, named in errors.
+            draft_size: Size (width, height) that the image processor resizes to; a JPEG file much
+                larger than that may then be decoded coarsely.
 
         Raises:
             InvalidRequestError: the file is not a readable image.
@@ -81,16 +88,17 @@ class PreprocessPool:
         """
         lane = await self._free.get()
         result: asyncio.Future[ProcessedImage] = asyncio.get_running_loop().create_future()
-        job = asyncio.create_task(self._run(lane, data, field, result))
+        image = (data, field, draft_size)
+        job = asyncio.create_task(self._run(lane, image, result))
         self._jobs.add(job)
         job.add_done_callback(self._jobs.discard)
         return await result
 
     async def _run(
-        self, lane: "_Lane", data: bytes, field: str, result: "asyncio.Future[ProcessedImage]"
+        self, lane: "_Lane", image: _Image, result: "asyncio.Future[ProcessedImage]"
     ) -> None:
         try:
-            outcome = await self._processed(lane, data, field)
+            outcome = await self._processed(lane, image)
             if not result.done():
                 result.set_result(outcome)
         except asyncio.CancelledError:
@@ -107,9 +115,10 @@ class PreprocessPool:
         finally:
             self._free.put_nowait(lane)
 
-    async def _processed(self, lane: "_Lane", data: bytes, field: str) -> ProcessedImage:
+    async def _processed(self, lane: "_Lane", image: _Image) -> ProcessedImage:
+        data, field, _ = image
         try:
-            outcome = await lane.process(data, field)
+            outcome = await lane.process(image)
         except BrokenProcessPool as error:
             self.restarts += 1
             lane.discard()
@@ -162,13 +171,13 @@ class _Lane:
         if self._executor is None:
             await self.start()
 
-    async def process(self, data: bytes, field: str) -> ProcessedImage | RefusedImage:
+    async def process(self, image: _Image) -> ProcessedImage | RefusedImage:
         """Raises BrokenProcessPool when the process dies and TimeoutError when it hangs."""
         await self.ensure_started()
         assert self._executor is not None
         async with asyncio.timeout(self._config.timeout_s):
             return await asyncio.get_running_loop().run_in_executor(
-                self._executor, preprocess_worker.process, data, field
+                self._executor, preprocess_worker.process, *image
             )
 
     def kill(self, *, wait: bool = False) -> None:

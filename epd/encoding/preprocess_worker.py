@@ -72,13 +72,23 @@ def initialize(model_folder: Path, limits: ImageLimits, memory_bytes: int) -> No
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
 
 
-def process(data: bytes, field: str) -> ProcessedImage | RefusedImage:
-    """Decodes and processes one image file; ``field`` is its path in the request."""
+def process(
+    data: bytes, field: str, draft_size: tuple[int, int] | None
+) -> ProcessedImage | RefusedImage:
+    """Decodes and processes one image file; ``field`` is its path in the request.
+
+    ``draft_size`` is the size (width, height) that the processor resizes it to, when JPEG files may
+    be decoded coarsely.
+    """
     from epd.encoding.image_reader import read_image
+    from epd.encoding.jpeg_draft import JpegDraft
 
     started_ns = time.perf_counter_ns()
+    draft = None
+    if draft_size is not None:
+        draft = JpegDraft(*draft_size, resample=int(_Worker.processor.resample))
     try:
-        picture = read_image(data, _Worker.limits, field)
+        picture = read_image(data, _Worker.limits, field, draft)
     except InvalidRequestError as error:
         return RefusedImage(error.message, error.field, error.reason)
     arrays = dict(_Worker.processor(images=[picture], return_tensors="np"))

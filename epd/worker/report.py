@@ -27,7 +27,6 @@ def language_info(
         version=metadata_version(),
         model_name=model_name,
         model_digest=engine.kv_cache.layout.model_digest,
-        processor_digest=engine.family.processor_digest,
         context_length=engine.max_context,
         kv_layout=layout_to_proto(engine.kv_cache.layout),
         agent=agent_to_proto(agent),

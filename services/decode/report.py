@@ -40,6 +40,8 @@ class DecodeReport:
         info.role = worker_pb2.WORKER_ROLE_DECODE
         info.metrics_address = self._context.telemetry.metrics_address
         info.unified = self._config.unified
+        if self._encoder is not None:
+            info.processor_digest = self._config.encoding.processor_digest(self._engine.family)
         info.max_images = self._config.encoding.max_images if info.accepts_images else 0
         return info
 

@@ -22,7 +22,7 @@ def encoder_info(
         version=metadata_version(),
         model_name=config.served_name,
         model_digest=parts.model_digest,
-        processor_digest=parts.family.processor_digest,
+        processor_digest=config.encoding.processor_digest(parts.family),
         context_length=parts.family.context_length,
         agent=agent_to_proto(agent),
         metrics_address=metrics_address,

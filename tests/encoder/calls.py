@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from epd.encoding.encode_events import ImageInput, ImagePlanned, ImageReady
 from epd.encoding.encoder import Encoder
-from epd.engine.families.base import ModelFamily
 from epd.image_digest import image_digest
 
 
@@ -29,9 +28,9 @@ class Answer:
 class Caller:
     """Makes image inputs with the right digests and collects what an encoder answers."""
 
-    def __init__(self, family: ModelFamily, model_digest: str) -> None:
+    def __init__(self, processor_digest: str, model_digest: str) -> None:
         self._model_digest = model_digest
-        self._processor_digest = family.processor_digest
+        self._processor_digest = processor_digest
 
     def images(self, files: Sequence[bytes]) -> list[ImageInput]:
         return [

@@ -58,4 +58,4 @@ async def make_encoder(
 
 @pytest.fixture(scope="session")
 def caller(family: ModelFamily, digest_of_model: str) -> Caller:
-    return Caller(family, digest_of_model)
+    return Caller(family.processor_digest, digest_of_model)

@@ -152,6 +152,10 @@ class ModelFamily(abc.ABC):
         """
         raise self._no_images()
 
+    def pixel_size(self, grid: Grid) -> tuple[int, int]:
+        """Width and height that the image processor resizes an image of this grid to."""
+        raise self._no_images()
+
     def pixel_input(self, processed: Mapping[str, npt.NDArray[Any]]) -> PixelInput:
         """Patches out of what the folder's own image processor answers for one image."""
         raise self._no_images()

@@ -125,6 +125,10 @@ class Qwen2VLFamily(ModelFamily):
             ) from error
         return self.plan_image((1, rows // processor.patch_size, columns // processor.patch_size))
 
+    def pixel_size(self, grid: Grid) -> tuple[int, int]:
+        side = self._processor.patch_size
+        return grid[2] * side, grid[1] * side
+
     def pixel_input(self, processed: Mapping[str, npt.NDArray[Any]]) -> PixelInput:
         temporal, height, width = (int(n) for n in processed["image_grid_thw"][0])
         return PixelInput(processed["pixel_values"], (temporal, height, width))
