@@ -5,14 +5,20 @@ from collections.abc import Iterable
 from epd.transfer.agent import TransferAgent
 from epd.transfer.base import Segment
 from epd.transfer.factory import backend_opener
+from epd.transfer.faults import Faults
+from epd.transfer.faulty_backend import FaultyBackend
 
 
 def open_endpoint(
-    transport: str, role: str, instance_id: str, memory: Iterable[tuple[Segment, str]]
+    transport: str,
+    role: str,
+    instance_id: str,
+    memory: Iterable[tuple[Segment, str]],
+    faults: Faults | None = None,
 ) -> TransferAgent:
     """A running agent with all of a process's memory registered. Blocks for a moment.
 
-    ``memory`` comes with its kind, DRAM or VRAM.
+    ``memory`` comes with its kind, DRAM or VRAM. ``faults`` are for tests.
 
     Memory registered later would be unknown to peers that already have the descriptor.
 
@@ -20,7 +26,10 @@ def open_endpoint(
         EpdError: the transfer library is missing or refuses the memory.
     """
     # A name of its own for each start: a restarted process must never pass for its predecessor.
-    agent = TransferAgent(backend_opener(transport, f"{role}.{instance_id}", instance_id))
+    open_backend = backend_opener(transport, f"{role}.{instance_id}", instance_id)
+    agent = TransferAgent(
+        (lambda: FaultyBackend(open_backend(), faults)) if faults else open_backend
+    )
     agent.start()
     try:
         for segment, memory_kind in memory:

@@ -44,6 +44,7 @@ MAX_ENCODERS = 256
 async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIterator[None]:
     """Load, register, start the threads, pair, add the servicers; the reverse at the end."""
     language, pairing = config.language, config.pairing
+    faults = config.fault.parsed()  # before anything slow
     sender: KvSender
     loaded = await asyncio.to_thread(
         # The sender needs the engine's memory first; no layer is computed before it exists.
@@ -65,6 +66,7 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
             *kv_memory(loaded),
             *((one, "DRAM") for one in (memory.segment, slots.segment, scratch.segment)),
         ],
+        faults,
     )
     descriptor = await asyncio.to_thread(agent.descriptor)
     sender = KvSender(agent, layout, slots, loaded.kv_cache.read_block, _sender_config(config))

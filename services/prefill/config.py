@@ -1,9 +1,10 @@
 """Settings of the prefill service."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from epd.config import option
 from epd.rpc.server_config import ServerConfig
+from epd.worker.fault_config import FaultConfig
 from epd.worker.language_config import LanguageConfig
 
 
@@ -61,3 +62,4 @@ class PrefillConfig(ServerConfig):
     embedding_wait_s: float = option(
         10.0, help="longest wait for room for a request's embeddings", unit="s", minimum=0
     )
+    fault: FaultConfig = field(default_factory=FaultConfig)

@@ -12,7 +12,6 @@ from epd.engine.block_pool import BlockPool
 from epd.engine.kv_layout import KvLayout, KvRegion
 from epd.engine.requests import LayerProgress
 from epd.handover.control import PushTarget
-from epd.handover.faults import Faults, FaultyBackend
 from epd.handover.lease_config import LeaseConfig
 from epd.handover.receiver import KvReceiver
 from epd.handover.receiver_config import ReceiverConfig
@@ -21,6 +20,8 @@ from epd.handover.sender import KvSender
 from epd.handover.sender_config import SenderConfig
 from epd.handover.verifier import KvVerifier
 from epd.transfer.buffer import HostBuffer
+from epd.transfer.faults import Faults
+from epd.transfer.faulty_backend import FaultyBackend
 from epd.transfer.transfer_loop import AgentConfig
 from tests.transfer.peers import open_agent
 

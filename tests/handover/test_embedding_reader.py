@@ -15,7 +15,8 @@ from epd.errors import (
 )
 from epd.handover.embedding_memory import EmbeddingMemory
 from epd.handover.embedding_reader import EmbeddingReader
-from epd.handover.faults import Faults, FaultyBackend
+from epd.transfer.faults import Faults
+from epd.transfer.faulty_backend import FaultyBackend
 from tests.handover.encoders import WIDTH, Encoder
 from tests.handover.sides import eventually
 from tests.transfer.peers import open_agent

@@ -234,6 +234,28 @@ async def test_a_write_that_hangs_is_given_up_after_the_progress_timeout(make):
         await pair.idle()
 
 
+async def test_a_write_that_lands_after_its_lease_finds_its_blocks_in_quarantine(make):
+    """F05: nobody else has had them, and they are free once the writer has settled."""
+    async with make(decode={"num_blocks": 16}).running() as pair:
+        prefill, decode = pair.prefill, pair.decode
+        prefill.faults.late[1] = 2.0  # leases last for 1 s
+        waiting = asyncio.create_task(decode.receiver.wait_sealed("t", 10))
+        pushing = asyncio.create_task(prefill.run_request("t", pair.target, 40))
+        with pytest.raises(TransferFailedError):
+            await waiting
+        lost = set(decode.receiver.leases.get("t").block_ids)
+        assert decode.pool.num_quarantined == 3
+        others = decode.pool.allocate(decode.pool.num_free)
+        assert lost.isdisjoint(others)
+        assert not any(decode.block(0, block).any() for block in range(16)), "nothing landed yet"
+        with pytest.raises(TransferFailedError):
+            await pushing
+        assert not any(decode.block(0, block).any() for block in others)
+        assert all(decode.block(0, block).any() for block in lost), "the WRITE did land"
+        decode.pool.free(others)
+        await pair.idle()
+
+
 async def test_lost_writer_means_quarantine_until_the_hold_time_then_free(make):
     """F18, seen by decode: the pair stream has ended."""
     async with make().running() as pair:

@@ -7,10 +7,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from epd.handover.faults import Faults, FaultyBackend
 from epd.rpc.server import GrpcServer
 from epd.rpc.server_config import ServerConfig
 from epd.transfer.agent import TransferAgent
+from epd.transfer.faults import Faults
+from epd.transfer.faulty_backend import FaultyBackend
 from epd.transfer.local_backend import LocalBackend, LocalFabric
 from epd.worker.upkeep import Upkeep
 
