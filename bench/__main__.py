@@ -10,7 +10,11 @@ from pathlib import Path
 from bench.record import provenance, save
 
 #: Name to module; a module has ``configure(parser)`` and ``run(options) -> Outcome``.
-BENCHMARKS = {"attention": "bench.attention", "decode_hf": "bench.decode_hf"}
+BENCHMARKS = {
+    "attention": "bench.attention",
+    "decode_hf": "bench.decode_hf",
+    "kv_transfer": "bench.kv_transfer",
+}
 
 
 def main(argv: list[str]) -> int:

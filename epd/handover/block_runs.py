@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from epd.engine.kv_layout import DTYPE_BYTES, KvLayout
-from epd.transfer.base import Segment
+import numpy as np
+
+from epd.engine.kv_layout import DTYPE_BYTES, KvLayout, KvRegion
+from epd.transfer.segments import Column, SegmentArray
 
 
-@dataclass(frozen=True)
-class BlockRun:
-    """``count`` neighbouring blocks here that are neighbours there too."""
+class BlockRun(NamedTuple):
+    """``length`` neighbouring blocks here that are neighbours there too."""
 
     local: int
     remote: int
-    count: int
+    length: int
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def block_slices(local: KvLayout, remote: KvLayout) -> tuple[BlockSlice, ...]:
 
 def run_segments(
     runs: Sequence[BlockRun], layer: int, local: KvLayout, remote: KvLayout
-) -> tuple[list[Segment], list[Segment]]:
+) -> tuple[SegmentArray, SegmentArray]:
     """Segment pairs of one layer: one pair per run where whole blocks lie densely on both sides,
     else one per block and slice.
     """
@@ -79,18 +81,24 @@ def run_segments(
         and there.block_stride == remote.block_bytes
         and slices[0].length == local.block_bytes == remote.block_bytes
     )
-    sources: list[Segment] = []
-    targets: list[Segment] = []
-    for run in runs:
-        if dense:
-            length = run.count * here.block_stride
-            sources.append(Segment(here.block_address(layer, run.local), length, here.device_id))
-            targets.append(Segment(there.block_address(layer, run.remote), length, there.device_id))
-            continue
-        for step in range(run.count):
-            source = here.block_address(layer, run.local + step)
-            target = there.block_address(layer, run.remote + step)
-            for part in slices:
-                sources.append(Segment(source + part.local_offset, part.length, here.device_id))
-                targets.append(Segment(target + part.remote_offset, part.length, there.device_id))
-    return sources, targets
+    sources, targets, counts = np.array(runs, dtype=np.int64).reshape(-1, 3).T
+    lengths = counts * local.block_bytes
+    offsets = np.zeros((2, 1), dtype=np.int64)
+    if not dense:
+        steps = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        sources, targets = (np.repeat(first, counts) + steps for first in (sources, targets))
+        pairs = [(one.local_offset, one.remote_offset) for one in slices]
+        offsets = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        lengths = np.tile(np.array([one.length for one in slices], dtype=np.int64), len(sources))
+    return (
+        _segments(here, layer, sources, offsets[0], lengths),
+        _segments(there, layer, targets, offsets[1], lengths),
+    )
+
+
+def _segments(
+    region: KvRegion, layer: int, blocks: Column, offsets: Column, lengths: Column
+) -> SegmentArray:
+    """One segment per block and offset inside it, block by block."""
+    starts = region.block_address(layer, 0) + blocks * region.block_stride
+    return SegmentArray.at((starts[:, None] + offsets).ravel(), lengths, region.device_id)

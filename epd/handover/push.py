@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from epd.handover.seal import SealRecord, SealSlots
 from epd.handover.write_ledger import SEAL, WriteLedger
 from epd.transfer.base import Segment, TransferResult
 from epd.transfer.job import UnreleasedTransferError
+from epd.transfer.segments import SegmentArray
 
 
 class Writer(Protocol):
@@ -26,8 +27,8 @@ class Writer(Protocol):
     def write(
         self,
         peer: str,
-        local: list[Segment],
-        remote: list[Segment],
+        local: Sequence[Segment],
+        remote: Sequence[Segment],
         notice: bytes,
         guard: Callable[[], None],
     ) -> Future[TransferResult]:
@@ -149,11 +150,11 @@ class KvPush:
         """Decode still held the lease some time after ``asked_ns``."""
         self._renewed_ns = max(self._renewed_ns, asked_ns)
 
-    def _write(self, layer: int, local: list[Segment], remote: list[Segment]) -> None:
+    def _write(self, layer: int, local: Sequence[Segment], remote: Sequence[Segment]) -> None:
         with self._lock:
             if self.error is not None:
                 return
-            ordinal = self.writes.opened(layer, sum(one.length for one in local))
+            ordinal = self.writes.opened(layer, SegmentArray.of(local).byte_count)
         kind = NoticeKind.SEAL if layer == SEAL else NoticeKind.KV
         notice = Notice(kind, self.transfer_id, self.reservation.generation, ordinal, max(layer, 0))
         future = self._writer.write(

@@ -18,6 +18,7 @@ from epd.transfer.base import (
     TransferState,
 )
 from epd.transfer.pieces import check_pairs
+from epd.transfer.segments import SegmentArray
 
 log = logging.getLogger(__name__)
 
@@ -221,7 +222,7 @@ class NixlBackend(TransferBackend):
         handle = None
         try:
             raw = self._prepare(operation, agent_name, local, remote, notice)
-            handle = _NixlHandle(raw, sum(one.length for one in local), len(local))
+            handle = _NixlHandle(raw, SegmentArray.of(local).byte_count, len(local))
             handle.state = _STATES[self._agent.transfer(raw)]
         except self._errors as error:
             if handle is not None and not self.release(handle):
@@ -269,7 +270,7 @@ class NixlBackend(TransferBackend):
         return "DRAM"  # unregistered: NIXL refuses it
 
     def _descriptors(self, segments: Sequence[Segment], memory_kind: str) -> Any:
-        rows = [(one.address, one.length, one.device_id) for one in segments]
+        rows = SegmentArray.of(segments).rows
         descriptors = self._agent.get_xfer_descs(rows, memory_kind)
         assert descriptors is not None  # NIXL logs and answers None for rows it cannot read
         return descriptors

@@ -46,7 +46,7 @@ def test_runs_cover_every_pair_once_in_order(local, remote, count):
     pairs = [
         (run.local + step, run.remote + step)
         for run in block_runs(local[:count], remote[:count])
-        for step in range(run.count)
+        for step in range(run.length)
     ]
     assert pairs == list(zip(local[:count], remote[:count], strict=True))
 

@@ -1,0 +1,109 @@
+"""The receiving process of kv_transfer: a raw agent and our receiver over the same memory."""
+
+import asyncio
+import contextlib
+import sys
+import time
+import uuid
+from typing import Any
+
+import grpc
+
+from bench.line_server import serve_lines
+from bench.raw_nixl import TIMEOUT_S, RawNixl
+from bench.synthetic_kv import SyntheticKv
+from epd.handover.lease_config import LeaseConfig
+from epd.handover.receiver import KvReceiver
+from epd.handover.receiver_config import ReceiverConfig
+from epd.handover.seal import SealSlots
+from epd.v1 import common_pb2, decode_pb2_grpc
+from epd.wire.kv_layout import layout_to_proto
+from epd.wire.transfer import agent_from_proto, agent_to_proto
+from epd.worker.transfer_endpoint import open_endpoint
+from services.decode.servicer import DecodeServicer
+
+
+class DecodeProcess:
+    """Its public coroutines are the commands."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._kv = SyntheticKv(num_blocks)
+        slots = SealSlots(64)
+        memory = ((self._kv.memory.segment, "DRAM"), (slots.segment, "DRAM"))
+        self._agent = open_endpoint("nixl", "decode", uuid.uuid4().hex, memory)
+        self._raw = RawNixl("raw-decode", self._kv.memory.segment, self._agent.config.poll_s)
+        config = ReceiverConfig(leases=LeaseConfig(peer_share=1.0))
+        self._receiver = KvReceiver(self._kv.pool, self._kv.layout, self._agent, slots, config)
+        self._server = grpc.aio.server()
+        # Only the calls that concern transfers are made here.
+        servicer = DecodeServicer(None, self._receiver, None, None)  # type: ignore[arg-type]
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, self._server)
+
+    async def hello(self) -> dict[str, Any]:
+        """How to reach this side."""
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        descriptor = await asyncio.to_thread(self._agent.descriptor)
+        return {
+            "port": port,
+            "agent": agent_to_proto(descriptor).SerializeToString().hex(),
+            "layout": layout_to_proto(self._kv.layout).SerializeToString().hex(),
+            "raw": self._raw.metadata().hex(),
+        }
+
+    async def meet(self, agent: str, raw: str) -> None:
+        """Knows the sending side from here on."""
+        peer = agent_from_proto(common_pb2.AgentDescriptor.FromString(bytes.fromhex(agent)))
+        await asyncio.wrap_future(self._agent.connect(peer))
+        self._receiver.peer_arrived(peer)
+        self._raw.connect(bytes.fromhex(raw))
+
+    async def choose(self, seed: int, count: int) -> list[int]:
+        """The blocks that this seed gives; they stay free."""
+        self._kv.pool.seed(seed)
+        blocks = self._kv.pool.allocate(count)
+        self._kv.pool.free(blocks)
+        self._kv.pool.seed(seed)
+        return blocks
+
+    async def await_raw(self, notice: str) -> int:
+        """Waits for a raw WRITE's notice; when it was seen."""
+        return await asyncio.to_thread(self._raw.wait_notice, notice.encode())
+
+    async def await_sealed(self, transfer_id: str) -> int:
+        """Waits for a push of ours until its KV could be decoded from; when that was."""
+        await self._receiver.wait_sealed(transfer_id, TIMEOUT_S)
+        ended_ns = time.monotonic_ns()
+        self._kv.pool.free(self._receiver.take(transfer_id))
+        return ended_ns
+
+    async def checksum(self, blocks: list[int]) -> int:
+        """Of some blocks."""
+        return self._kv.checksum(blocks)
+
+    async def serve(self) -> None:
+        """Answers until stdin ends."""
+        running = asyncio.create_task(self._receiver.run())
+        commands = (
+            self.hello,
+            self.meet,
+            self.choose,
+            self.await_raw,
+            self.await_sealed,
+            self.checksum,
+        )
+        await serve_lines({command.__name__: command for command in commands})
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        await self._server.stop(0)
+        await asyncio.to_thread(self._agent.stop)
+
+
+async def main(num_blocks: int) -> None:
+    """Makes the pool and serves."""
+    await DecodeProcess(num_blocks).serve()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1])))
