@@ -8,19 +8,24 @@ import grpc
 
 from epd.errors import InternalError
 from epd.rpc.status import error_from_rpc
-from epd.sampling import FinishReason
+from epd.sampling import FinishReason, TopLogprobs
 from epd.v1 import router_pb2
 from epd.wire.finish_reason import finish_reason_from_proto
 from epd.wire.timings import timings_from_proto
+from epd.wire.top_logprobs import tops_from_proto
 
 
 @dataclass(frozen=True)
 class Delta:
-    """New tokens and the text they complete; ``logprobs`` only when asked for, one per token."""
+    """New tokens and the text they complete.
+
+    ``logprobs`` and ``top_logprobs`` only when asked for, one per token.
+    """
 
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[TopLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Answer:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     completion: Completion
+    top_logprobs: tuple[TopLogprobs, ...] = ()
 
 
 class AnswerStream:
@@ -85,7 +91,12 @@ class AnswerStream:
                     self._completion = _completion(response.completion)
                 else:
                     delta = response.delta
-                    yield Delta(tuple(delta.token_ids), delta.text, tuple(delta.logprobs))
+                    yield Delta(
+                        tuple(delta.token_ids),
+                        delta.text,
+                        tuple(delta.logprobs),
+                        tuple(tops_from_proto(delta.top_logprobs)),
+                    )
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
         finally:
@@ -105,6 +116,7 @@ class AnswerStream:
             token_ids=tuple(token for delta in deltas for token in delta.token_ids),
             logprobs=tuple(value for delta in deltas for value in delta.logprobs),
             completion=self.completion,
+            top_logprobs=tuple(top for delta in deltas for top in delta.top_logprobs),
         )
 
     def cancel(self) -> None:

@@ -1,7 +1,7 @@
 """How a client wants tokens drawn."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from epd.v1 import common_pb2
 
@@ -19,6 +19,13 @@ class Sampling:
     min_tokens: int | None = None
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    #: Added to the logits of these tokens.
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    #: How many of the likeliest tokens each delta tells per token.
+    top_logprobs: int | None = None
 
 
 def sampling_to_proto(sampling: Sampling) -> common_pb2.SamplingParams:
@@ -33,4 +40,9 @@ def sampling_to_proto(sampling: Sampling) -> common_pb2.SamplingParams:
         min_tokens=sampling.min_tokens,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=sampling.logit_bias,
+        top_logprobs=sampling.top_logprobs,
     )

@@ -134,10 +134,12 @@ class EngineCore:
                 forward_ns=now - sequence.prefill_started_ns,
                 forward_ended_ns=now,
                 block_ids=tuple(sequence.block_ids),
+                top_logprobs=token.top,
             )
             self._end(sequence, done)
             return
-        self._post(sequence, NewTokens((token.token_id,), (token.logprob,)))
+        top = () if token.top is None else (token.top,)
+        self._post(sequence, NewTokens((token.token_id,), (token.logprob,), top))
         if reason is not None:
             decode_from = sequence.prefill_ended_ns
             prefill_ns = decode_from - sequence.prefill_started_ns
@@ -204,6 +206,7 @@ class EngineCore:
             sampling=sampling,
             position=len(sequence.token_ids),
             suppressed=sequence.ending_tokens(self._end_token_ids) if early else frozenset(),
+            history=sequence.history(),
         )
 
     def _layer_callback(self, runs: Items[ScheduledRun]) -> Callable[[int], None] | None:

@@ -8,6 +8,7 @@ from typing import Any
 from epd.errors import EpdError
 from epd.sampling import FinishReason as FinishReason
 from epd.sampling import SamplingParams as SamplingParams
+from epd.sampling import TopLogprobs as TopLogprobs
 
 
 class RequestMode(enum.Enum):
@@ -87,14 +88,19 @@ class PrefillDone:
     forward_ns: int
     forward_ended_ns: int
     block_ids: tuple[int, ...]
+    top_logprobs: TopLogprobs | None = None
 
 
 @dataclass(frozen=True)
 class NewTokens:
-    """Tokens drawn since the last event, in order, with log probabilities before filters."""
+    """Tokens drawn since the last event, in order, with log probabilities before filters.
+
+    ``top_logprobs``: one per token when asked for, else none.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    top_logprobs: tuple[TopLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)

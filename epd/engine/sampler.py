@@ -11,28 +11,35 @@ from dataclasses import dataclass
 import torch
 from blake3 import blake3
 
-from epd.sampling import SamplingParams
+from epd.engine.logit_changes import Change, change_logits
+from epd.engine.token_history import TokenHistory
+from epd.sampling import SamplingParams, TopLogprobs
 
 
 @dataclass(frozen=True)
 class Draw:
     """One token to draw: ``position`` is its index in prompt and output together.
 
-    ``suppressed`` are tokens that may not be drawn (end tokens before min_tokens).
+    ``suppressed`` are tokens that may not be drawn (end tokens before min_tokens); ``history`` is
+    what penalties count, None where there are none.
     """
 
     sampling: SamplingParams
     position: int
     suppressed: frozenset[int] = frozenset()
-    choice: int = 0
+    history: TokenHistory | None = None
 
 
 @dataclass(frozen=True)
 class DrawnToken:
-    """A token with its log probability before temperature, filters and suppression."""
+    """A token with its log probability before penalties, temperature, filters and suppression.
+
+    ``top`` holds the likeliest tokens at its place, on the same scale, when asked for.
+    """
 
     token_id: int
     logprob: float
+    top: TopLogprobs | None = None
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
@@ -44,16 +51,46 @@ def uniform(seed: int, choice: int, position: int) -> float:
 def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[DrawnToken]:
     """Draws one token per row of ``logits`` [draws, vocabulary] float32."""
     assert logits.shape[0] == len(draws)
-    allowed = _suppress(logits, (draw.suppressed for draw in draws))
+    allowed = _suppress(_changed(logits, draws), (draw.suppressed for draw in draws))
     tokens = allowed.argmax(-1)
     scale = logits.logsumexp(-1)
     sound = scale.isfinite().tolist()  # a row that is not has no distribution; its logprob is NaN
     for row, draw in enumerate(draws):
         if draw.sampling.temperature > 0 and sound[row]:
-            point = uniform(draw.sampling.seed, draw.choice, draw.position)
+            point = uniform(draw.sampling.seed, draw.sampling.choice, draw.position)
             tokens[row] = _invert(_probabilities(allowed[row], draw.sampling), point)
     drawn = logits.gather(-1, tokens[:, None])[:, 0] - scale
-    return [DrawnToken(*pair) for pair in zip(tokens.tolist(), drawn.tolist(), strict=True)]
+    tops = _tops(logits, scale, draws)
+    return [DrawnToken(*found) for found in zip(tokens.tolist(), drawn.tolist(), tops, strict=True)]
+
+
+def _changed(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Logits after bias and penalties; the given ones when no draw has any."""
+    changes = [
+        Change(row, draw.sampling, draw.history)
+        for row, draw in enumerate(draws)
+        if draw.sampling.changes_logits
+    ]
+    if not changes:
+        return logits
+    changed = logits.clone()
+    change_logits(changed, changes)
+    return changed
+
+
+def _tops(
+    logits: torch.Tensor, scale: torch.Tensor, draws: Sequence[Draw]
+) -> list[TopLogprobs | None]:
+    """The likeliest tokens of each row that asks for them; None for the others."""
+    counts = [min(draw.sampling.top_logprobs, logits.shape[-1]) for draw in draws]
+    if not any(counts):
+        return [None] * len(draws)
+    top = logits.topk(max(counts), dim=-1)
+    token_ids, logprobs = top.indices.tolist(), (top.values - scale[:, None]).tolist()
+    return [
+        TopLogprobs(tuple(token_ids[row][:count]), tuple(logprobs[row][:count])) if count else None
+        for row, count in enumerate(counts)
+    ]
 
 
 def _suppress(logits: torch.Tensor, suppressed: Iterable[frozenset[int]]) -> torch.Tensor:

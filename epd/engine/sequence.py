@@ -4,6 +4,7 @@ import enum
 from dataclasses import dataclass, field, replace
 
 from epd.engine.requests import EngineRequest, FinishReason, RequestMode
+from epd.engine.token_history import TokenHistory
 
 
 class SequenceState(enum.IntEnum):
@@ -34,6 +35,7 @@ class Sequence:
     admitted_ns: int = 0
     prefill_started_ns: int = 0
     prefill_ended_ns: int = 0
+    _history: TokenHistory | None = None
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.token_ids)
@@ -61,6 +63,17 @@ class Sequence:
     def output_len(self) -> int:
         """Output tokens so far, replayed and first ones included."""
         return self.request.emitted_count + len(self.token_ids) - self.prompt_len
+
+    def history(self) -> TokenHistory | None:
+        """What penalties count, up to now; None when this request has none."""
+        sampling = self.request.sampling
+        if not (sampling.counts_output or sampling.repetition_penalty != 1.0):
+            return None
+        first_output = self.prompt_len - self.request.emitted_count
+        if self._history is None:
+            self._history = TokenHistory(self.token_ids[:first_output])
+        self._history.catch_up(self.token_ids[first_output:])
+        return self._history
 
     @property
     def remaining_len(self) -> int:

@@ -37,6 +37,12 @@ def _check_endings(request: EngineRequest, family: ModelFamily) -> None:
             f"stop token {unknown[0]} is none of the model's 0 to {family.vocab_size - 1}",
             field="sampling.stop_token_ids",
         )
+    unknown = [token for token, _ in sampling.logit_bias if not 0 <= token < family.vocab_size]
+    if unknown:
+        raise InvalidRequestError(
+            f"biased token {unknown[0]} is none of the model's 0 to {family.vocab_size - 1}",
+            field="sampling.logit_bias",
+        )
     endings = Sequence(request, arrived_ns=0).ending_tokens(family.end_token_ids)
     if sampling.min_tokens and len(endings) >= family.vocab_size:
         raise InvalidRequestError(

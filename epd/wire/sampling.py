@@ -5,7 +5,20 @@ from typing import Any
 from epd.sampling import SamplingParams
 from epd.v1 import common_pb2
 
-_OPTIONAL = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens")
+_OPTIONAL = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "top_logprobs",
+    "choice",
+)
 
 
 def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
@@ -18,7 +31,10 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
         name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)
     }
     params = SamplingParams(
-        **given, stop_token_ids=tuple(message.stop_token_ids), ignore_eos=message.ignore_eos
+        **given,
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
     )
     params.validate()
     return params
@@ -30,4 +46,5 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
         **{name: getattr(params, name) for name in _OPTIONAL},
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
+        logit_bias=dict(params.logit_bias),
     )

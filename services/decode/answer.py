@@ -16,6 +16,7 @@ from epd.telemetry import semconv
 from epd.v1 import common_pb2, decode_pb2
 from epd.wire.finish_reason import finish_reason_to_proto
 from epd.wire.timings import timings_to_proto
+from epd.wire.top_logprobs import top_to_proto
 from epd.worker.stages import Stages
 from services.decode.token_buffer import TokenBuffer
 
@@ -74,7 +75,11 @@ async def send_answer(
 
 def _tokens(event: NewTokens) -> decode_pb2.DecodeResponse:
     return decode_pb2.DecodeResponse(
-        tokens=decode_pb2.Tokens(token_ids=event.token_ids, logprobs=event.logprobs)
+        tokens=decode_pb2.Tokens(
+            token_ids=event.token_ids,
+            logprobs=event.logprobs,
+            top_logprobs=map(top_to_proto, event.top_logprobs),
+        )
     )
 
 

@@ -81,7 +81,9 @@ class TokenBuffer:
                 )
             if self._held and isinstance(before := self._held[-1], NewTokens):
                 self._held[-1] = NewTokens(
-                    before.token_ids + event.token_ids, before.logprobs + event.logprobs
+                    before.token_ids + event.token_ids,
+                    before.logprobs + event.logprobs,
+                    before.top_logprobs + event.top_logprobs,
                 )
                 return
         self._held.append(event)

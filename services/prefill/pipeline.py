@@ -23,6 +23,7 @@ from epd.telemetry.spans import Attribute
 from epd.v1 import prefill_pb2
 from epd.wire.finish_reason import finish_reason_to_proto
 from epd.wire.timings import timings_to_proto
+from epd.wire.top_logprobs import top_to_proto
 from epd.worker.stages import Stages
 from services.prefill.admission import Admission
 from services.prefill.computation import Computation
@@ -171,6 +172,7 @@ def _first_token(done: PrefillDone, stages: Stages) -> prefill_pb2.PrefillRespon
             cached_tokens=done.cached_tokens,
             timings=timings_to_proto(stages.durations_ns),
             service_ns=stages.service_ns(),
+            top_logprobs=None if done.top_logprobs is None else top_to_proto(done.top_logprobs),
         )
     )
 

@@ -3,13 +3,14 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from epd.sampling import FinishReason, SamplingParams
+from epd.sampling import FinishReason, SamplingParams, TopLogprobs
 from services.router.critical_path import CriticalPath
 from services.router.deadline import Deadline
 from services.router.prompt import Prompt
 
-#: Takes new tokens and their log probabilities; True when a stop string has ended the answer.
-TokenSink = Callable[[Sequence[int], Sequence[float]], Awaitable[bool]]
+#: Takes new tokens, their log probabilities and, when asked for, the likeliest tokens at their
+#: places; True when a stop string has ended the answer.
+TokenSink = Callable[[Sequence[int], Sequence[float], Sequence[TopLogprobs]], Awaitable[bool]]
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from epd.sampling import FinishReason, SamplingParams
+from epd.sampling import FinishReason, SamplingParams, TopLogprobs
 
 ROLES = frozenset({"system", "user", "assistant"})
 
@@ -77,11 +77,15 @@ class GenerateCall:
 
 
 class Delta(NamedTuple):
-    """New tokens, the text that is now certain, and a log probability per token."""
+    """New tokens, the text that is now certain, and a log probability per token.
+
+    ``top_logprobs``: one per token when asked for, else none.
+    """
 
     token_ids: list[int]
     text: str
     logprobs: list[float]
+    top_logprobs: list[TopLogprobs]
 
 
 @dataclass(frozen=True)

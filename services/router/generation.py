@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from opentelemetry.metrics import Counter
 
 from epd.errors import DeadlineExceededError, EpdError, ResourceExhaustedError, UnavailableError
-from epd.sampling import FinishReason
+from epd.sampling import FinishReason, TopLogprobs
 from services.router.attempt import Work
 from services.router.calls import Completion, Usage
 from services.router.dispatcher import Dispatcher
@@ -146,14 +146,16 @@ class Generation:
             end_ids=self._bounds.end_ids,
         )
 
-    async def _take(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> bool:
+    async def _take(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], tops: Sequence[TopLogprobs]
+    ) -> bool:
         if not self._work.emitted and token_ids:
             self._work.path.first_token()
             self._on_first_token()
             assert self._timeout is not None
             loop = asyncio.get_running_loop()
             self._timeout.reschedule(loop.time() + self._work.deadline.remaining_s())
-        return await self._output.push(token_ids, logprobs)
+        return await self._output.push(token_ids, logprobs, tops)
 
     def _completion(self, reason: FinishReason) -> Completion:
         work = self._work

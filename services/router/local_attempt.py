@@ -7,6 +7,7 @@ from epd.sampling import FinishReason
 from epd.v1 import decode_pb2
 from epd.wire.finish_reason import finish_reason_from_proto
 from epd.wire.timings import timings_from_proto
+from epd.wire.top_logprobs import tops_from_proto
 from services.router.attempt import Outcome, Work
 from services.router.leg import run_leg
 from services.router.workers import Worker
@@ -54,7 +55,9 @@ class LocalAttempt:
                     case "tokens":
                         first_token_ns = first_token_ns or now_ns
                         tokens = response.tokens
-                        if await self._work.sink(tokens.token_ids, tokens.logprobs):
+                        if await self._work.sink(
+                            tokens.token_ids, tokens.logprobs, tops_from_proto(tokens.top_logprobs)
+                        ):
                             path.add("decode.prefill", first_token_ns - mark_ns)
                             path.add("decode.decode", time.monotonic_ns() - first_token_ns)
                             return FinishReason.STOP

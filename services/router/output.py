@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+from epd.sampling import TopLogprobs
 from epd.text.detokenizer import IncrementalDetokenizer
 from epd.text.stop_strings import StopStringScanner
 from services.router.calls import Completion, Delta
@@ -40,12 +41,18 @@ class OutputStream:
         self._pending_ids: list[int] = []
         self._pending_text: list[str] = []
         self._pending_logprobs: list[float] = []
+        self._pending_tops: list[TopLogprobs] = []
         self._end: Completion | BaseException | None = None
         self._readable = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
 
-    async def push(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> bool:
+    async def push(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        tops: Sequence[TopLogprobs] = (),
+    ) -> bool:
         """Takes new tokens; True when a stop string has ended the answer.
 
         Tokens after the one that completes a stop string are not part of the answer.
@@ -55,7 +62,10 @@ class OutputStream:
             self.token_ids.append(token_id)
             text = "" if token_id in self._silent_ids else self._detokenizer.push(token_id)
             scan = self._scanner.push(text)
-            self._append([token_id], scan.text, list(logprobs[position : position + 1]))
+            here = slice(position, position + 1)
+            self._pending_logprobs += logprobs[here]
+            self._pending_tops += tops[here]
+            self._append([token_id], scan.text)
             if scan.stopped:
                 return True
         return False
@@ -63,7 +73,7 @@ class OutputStream:
     def flush(self) -> bool:
         """Gives out held text at the end; True when it completes a stop string after all."""
         scan = self._scanner.push(self._detokenizer.flush())
-        self._append([], scan.text if scan.stopped else scan.text + self._scanner.flush(), [])
+        self._append([], scan.text if scan.stopped else scan.text + self._scanner.flush())
         return scan.stopped
 
     def complete(self, completion: Completion) -> None:
@@ -95,15 +105,20 @@ class OutputStream:
                     return
                 raise self._end
 
-    def _append(self, token_ids: list[int], text: str, logprobs: list[float]) -> None:
+    def _append(self, token_ids: list[int], text: str) -> None:
         self._pending_ids += token_ids
-        self._pending_logprobs += logprobs
         self._pending_text.append(text)
         if len(self._pending_ids) >= self._capacity:
             self._writable.clear()
         self._readable.set()
 
     def _take(self) -> Delta:
-        delta = Delta(self._pending_ids, "".join(self._pending_text), self._pending_logprobs)
-        self._pending_ids, self._pending_text, self._pending_logprobs = [], [], []
+        delta = Delta(
+            self._pending_ids,
+            "".join(self._pending_text),
+            self._pending_logprobs,
+            self._pending_tops,
+        )
+        self._pending_ids, self._pending_text = [], []
+        self._pending_logprobs, self._pending_tops = [], []
         return delta

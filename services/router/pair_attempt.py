@@ -16,6 +16,7 @@ from epd.sampling import FinishReason
 from epd.v1 import decode_pb2, prefill_pb2
 from epd.wire.finish_reason import finish_reason_from_proto
 from epd.wire.timings import timings_from_proto
+from epd.wire.top_logprobs import tops_from_proto
 from services.router.attempt import Outcome, Work
 from services.router.critical_path import KV_HANDOVER
 from services.router.leg import run_leg
@@ -137,7 +138,8 @@ class PairAttempt:
             first.service_ns,
             self._first_token_ns - opened_ns,
         )
-        stopped = await self._work.sink([first.token_id], [first.logprob])
+        tops = [first.top_logprobs] if first.HasField("top_logprobs") else []
+        stopped = await self._work.sink([first.token_id], [first.logprob], tops_from_proto(tops))
         reason = FinishReason.STOP if stopped else finish_reason_from_proto(first.finish_reason)
         if reason is not None:
             self._end(reason)
@@ -161,8 +163,9 @@ class PairAttempt:
                     case "tokens":
                         # The two streams are not ordered with each other.
                         await self._first_token_sent.wait()
+                        tokens = response.tokens
                         if await self._work.sink(
-                            response.tokens.token_ids, response.tokens.logprobs
+                            tokens.token_ids, tokens.logprobs, tops_from_proto(tokens.top_logprobs)
                         ):
                             outcome, ended = FinishReason.STOP, True
                             break

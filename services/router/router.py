@@ -9,7 +9,7 @@ from opentelemetry.metrics import Counter
 
 from epd.cleanup import cancel_and_wait
 from epd.errors import InvalidRequestError, UnsupportedFeatureError
-from epd.sampling import SamplingParams
+from epd.sampling import SamplingParams, TopLogprobs
 from epd.telemetry.genai_metrics import GenAiMetrics
 from epd.telemetry.setup import Telemetry
 from epd.text.detokenizer import IncrementalDetokenizer
@@ -174,5 +174,7 @@ def _image_bytes(prompt: PromptInput) -> int:
     return sum(map(len, prompt.images)) if isinstance(prompt, Conversation) else 0
 
 
-async def _refuse(token_ids: Sequence[int], logprobs: Sequence[float]) -> bool:
+async def _refuse(
+    token_ids: Sequence[int], logprobs: Sequence[float], tops: Sequence[TopLogprobs]
+) -> bool:
     raise AssertionError("counting tokens emits none")

@@ -10,6 +10,7 @@ from epd.v1 import common_pb2, router_pb2
 from epd.wire.finish_reason import finish_reason_to_proto
 from epd.wire.sampling import sampling_from_proto
 from epd.wire.timings import timings_to_proto
+from epd.wire.top_logprobs import top_to_proto
 from services.router.calls import (
     ROLES,
     Completion,
@@ -83,6 +84,7 @@ def delta_to_proto(delta: Delta, with_logprobs: bool) -> router_pb2.GenerateResp
             token_ids=delta.token_ids,
             text=delta.text,
             logprobs=delta.logprobs if with_logprobs else (),
+            top_logprobs=map(top_to_proto, delta.top_logprobs),
         )
     )
 

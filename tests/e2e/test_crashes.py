@@ -8,7 +8,7 @@ import pytest
 from epd.errors import TransferFailedError, UnavailableError
 from epd.rpc.status import error_from_rpc
 from epd.v1 import router_pb2, router_pb2_grpc
-from tests.support.ask import ask, generate_request, greedy
+from tests.support.ask import ask, generate_request, greedy, seeded
 from tests.support.faults import frozen
 from tests.support.fleet import QUARANTINE_HOLD_S, fleet_of
 from tests.support.questions import make_questions
@@ -101,6 +101,25 @@ async def test_a_worker_killed_while_it_works_costs_at_most_its_own_requests(
     fleet.assert_back_to_idle(others, within_s=SETTLED_S, settled_within_s=SETTLED_S)
     await restart(fleet, channel, victim)
     await assert_answers(channel, reference, make_questions(2, seed=211)[1])
+
+
+async def test_a_penalised_drawn_answer_goes_on_unchanged_when_its_worker_is_killed(fleet, channel):
+    """The replay counts emitted tokens as output: penalties, draws and logprobs stay the same."""
+    tokens = 400
+    request = generate_request(make_questions(2, seed=260)[1], seeded(tokens, seed=5))
+    request.logprobs = True
+    undisturbed = await ask(channel, request, timeout_s=60)
+    task = asyncio.create_task(ask(channel, request, timeout_s=60))
+    victim = await busy(fleet, "decode")
+    fleet.kill_one(victim)
+    answer = await task
+    assert answer.completion.attempt_count > 1, "it was over before the kill"
+    assert answer.token_ids == undisturbed.token_ids
+    assert answer.logprobs == pytest.approx(undisturbed.logprobs, abs=1e-4)
+    tops = [list(top.token_ids) for top in answer.top_logprobs]
+    assert tops == [list(top.token_ids) for top in undisturbed.top_logprobs]
+    assert len(tops) == tokens
+    await restart(fleet, channel, victim)
 
 
 async def test_prefill_killed_while_decode_holds_its_reservation(fleet, channel, reference):

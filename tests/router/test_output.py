@@ -43,7 +43,7 @@ async def test_a_reader_that_is_late_gets_everything_in_one_delta(tokenizer: Tok
     for token in token_ids("abc"):
         await output.push([token], [-1.0])
     output.complete(DONE)
-    assert await read(output) == [Delta(token_ids("abc"), "abc", [-1.0] * 3)]
+    assert await read(output) == [Delta(token_ids("abc"), "abc", [-1.0] * 3, [])]
 
 
 async def test_a_reader_that_waits_gets_each_token_at_once(tokenizer: Tokenizer) -> None:
@@ -63,7 +63,7 @@ async def test_a_full_buffer_holds_up_the_writer_until_it_is_read(tokenizer: Tok
     await asyncio.sleep(0.02)
     assert not writing.done()
     deltas = output.deltas()
-    assert (await anext(deltas)) == Delta(token_ids("abcd"), "abcd", [0.0] * 4)
+    assert (await anext(deltas)) == Delta(token_ids("abcd"), "abcd", [0.0] * 4, [])
     await asyncio.sleep(0)
     assert not await writing
 

@@ -15,6 +15,8 @@ class Answer:
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[common_pb2.TopLogprobs] = field(default_factory=list)
     #: Tokens per message, in order.
     message_tokens: list[int] = field(default_factory=list)
     largest_message: int = 0
@@ -52,6 +54,8 @@ async def ask(
         if response.HasField("delta"):
             answer.token_ids += response.delta.token_ids
             answer.text += response.delta.text
+            answer.logprobs += response.delta.logprobs
+            answer.top_logprobs += response.delta.top_logprobs
             answer.message_tokens.append(len(response.delta.token_ids))
         else:
             answer.completion = response.completion
@@ -64,7 +68,7 @@ def greedy(max_tokens: int) -> common_pb2.SamplingParams:
 
 
 def seeded(max_tokens: int, seed: int) -> common_pb2.SamplingParams:
-    """Drawn with every filter on, past any end token."""
+    """Drawn with every filter, penalty and bias on, past any end token."""
     return common_pb2.SamplingParams(
         max_tokens=max_tokens,
         ignore_eos=True,
@@ -72,5 +76,10 @@ def seeded(max_tokens: int, seed: int) -> common_pb2.SamplingParams:
         top_k=40,
         top_p=0.95,
         min_p=0.01,
+        frequency_penalty=0.4,
+        presence_penalty=0.3,
+        repetition_penalty=1.1,
+        logit_bias={65: 2.0, 66: -3.0},
+        top_logprobs=2,
         seed=seed,
     )
