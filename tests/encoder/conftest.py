@@ -1,4 +1,4 @@
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from epd.encoding.encode_batcher import EncodeBatcher, EncodeJob
 from epd.encoding.encoder import Encoder
 from epd.encoding.encoding_config import EncodingConfig
 from epd.engine.families.base import ModelFamily
@@ -13,6 +14,7 @@ from epd.engine.families.registry import load_family
 from epd.engine.model_digest import model_digest
 from epd.engine.vision_runner import VisionRunner
 from tests.encoder.calls import Caller
+from tests.encoder.watched import Watched
 from tests.support.tiny_model import make_tiny_qwen2vl
 
 MakeEncoder = Callable[..., Awaitable[Encoder]]
@@ -59,3 +61,25 @@ async def make_encoder(
 @pytest.fixture(scope="session")
 def caller(family: ModelFamily, digest_of_model: str) -> Caller:
     return Caller(family.processor_digest, digest_of_model)
+
+
+@pytest.fixture
+def watched(make_encoder: MakeEncoder, vision: VisionRunner) -> Iterator[Watched]:
+    """The vision half to hand to ``make_encoder``; its gate opens before the encoders stop."""
+    watched = Watched(vision)
+    yield watched
+    watched.gate.set()
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[EncodeJob]:
+    """Every image that has come as far as the vision tower's queue."""
+    jobs: list[EncodeJob] = []
+    submit = EncodeBatcher.submit
+
+    def noted(batcher: EncodeBatcher, job: EncodeJob) -> None:
+        submit(batcher, job)
+        jobs.append(job)
+
+    monkeypatch.setattr(EncodeBatcher, "submit", noted)
+    return jobs

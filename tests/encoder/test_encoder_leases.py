@@ -1,0 +1,62 @@
+"""Memory with a lease: renewed, expired, released, quarantined."""
+
+import asyncio
+import time
+
+import pytest
+
+from epd.errors import (
+    NotFoundError,
+)
+from tests.encoder.calls import Caller
+from tests.encoder.conftest import MakeEncoder
+from tests.encoder.watched import ONE, file, until
+
+
+async def test_lease_of_a_reader_expires_into_quarantine_and_then_frees(
+    make_encoder: MakeEncoder, caller: Caller
+) -> None:
+    encoder = await make_encoder(
+        embedding_cache_bytes=0, embedding_lease_s=1.5, embedding_hold_s=2.0
+    )
+    answer = await caller.encode(encoder, file(0))
+    assert encoder.stats().in_use_bytes == ONE
+    end = time.monotonic() + 2.0  # longer than the lease
+    while time.monotonic() < end:
+        await asyncio.sleep(0.1)
+        assert encoder.renew(answer.handle_ids, reading=True) == []
+    await until(lambda: encoder.stats().quarantined_bytes == ONE)
+    assert encoder.stats().in_use_bytes == 0
+    assert encoder.renew(answer.handle_ids) == answer.handle_ids
+    assert (encoder.stats().expired_leases, encoder.stats().unknown_renewals) == (1, 1)
+    with pytest.raises(NotFoundError):
+        encoder.embedding(answer.handle_ids[0])
+    await until(lambda: encoder.stats().quarantined_bytes == 0)
+    assert encoder.stats().used_bytes == 0
+
+
+async def test_unsettled_release_is_quarantined_until_the_reader_confirms(
+    make_encoder: MakeEncoder, caller: Caller
+) -> None:
+    encoder = await make_encoder(embedding_cache_bytes=0)
+    answer = await caller.encode(encoder, file(0))
+    encoder.renew(answer.handle_ids, reading=True)
+    assert encoder.release(answer.handle_ids, settled=False) == []
+    assert encoder.stats().quarantined_bytes == ONE
+    assert encoder.release(answer.handle_ids, settled=True) == []
+    assert encoder.stats().quarantined_bytes == encoder.stats().used_bytes == 0
+    assert encoder.release(answer.handle_ids, settled=True) == answer.handle_ids
+    assert encoder.release(["never seen"], settled=False) == ["never seen"]
+
+
+async def test_memory_without_reader_is_free_at_once(
+    make_encoder: MakeEncoder, caller: Caller
+) -> None:
+    """A request that was cancelled before its prefill worker had heard of it (F10, F12)."""
+    encoder = await make_encoder(embedding_cache_bytes=0)
+    answer = await caller.encode(encoder, file(0))
+    assert encoder.renew(answer.handle_ids) == []  # the router's word is no READ
+    assert encoder.release(answer.handle_ids, settled=False) == []
+    assert encoder.stats().quarantined_bytes == encoder.stats().used_bytes == 0
+    # A reader that comes too late learns it, and does not count what it has read.
+    assert encoder.renew(answer.handle_ids, reading=True) == answer.handle_ids
