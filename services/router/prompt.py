@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from epd.errors import InvalidRequestError
+from epd.errors import InvalidRequestError, UnavailableError
 from epd.image_digest import image_digest
 from epd.text.chat_template import ChatTemplate, require_template
 from epd.text.guarded_text import ControlTokenGuard
@@ -58,8 +58,13 @@ class PromptBuilder:
         Raises:
             InvalidRequestError: out of bounds, or the template refuses it, or no token is left.
             UnsupportedFeatureError: images or a conversation for a model without.
+            UnavailableError: images, and no encoder has been there yet.
         """
         self._limits.check_prompt(source, model)
+        if isinstance(source, Conversation) and source.images and not model.processor_digest:
+            raise UnavailableError(
+                "no worker has said yet how images are read", reason="NO_ENCODER_WORKER"
+            )
         loop = asyncio.get_running_loop()
         prompt = await loop.run_in_executor(self._executor, self._build, source, model)
         if not prompt.token_ids:

@@ -38,6 +38,9 @@ class WorkerRegistry:
         self._timings = timings
         self._configured_digest = model_digest
         self._digest = model_digest
+        #: How that model's images are read. Kept while every encoder is away: a request that comes
+        #: meanwhile may meet the next one.
+        self._processor_digest = ""
         self._model_name = model_name
         self._watches: dict[tuple[Role, str], WorkerWatch] = {}
         self._changed = asyncio.Event()
@@ -79,9 +82,7 @@ class WorkerRegistry:
         return ServedModel(
             name=self._model_name,
             digest=infos[0].model_digest,
-            processor_digest=next(
-                (info.processor_digest for info in infos if info.processor_digest), ""
-            ),
+            processor_digest=self._processor_digest,
             context_length=min(
                 (info.context_length for info in infos if info.context_length), default=0
             ),
@@ -124,14 +125,18 @@ class WorkerRegistry:
                 self._on_change()
 
     def _on_change(self) -> None:
-        if not self._configured_digest:
-            digests = [
-                watch.worker.info.model_digest
-                for watch in self._watches.values()
-                if watch.worker is not None
-            ]
-            if digests and self._digest not in digests:
-                self._digest = digests[0]
+        infos = [watch.worker.info for watch in self._watches.values() if watch.worker is not None]
+        if infos and not self._configured_digest:
+            digests = [info.model_digest for info in infos]
+            if self._digest not in digests:
+                self._digest, self._processor_digest = digests[0], ""
+        processors = [
+            info.processor_digest
+            for info in infos
+            if info.processor_digest and info.model_digest == self._digest
+        ]
+        if processors and self._processor_digest not in processors:
+            self._processor_digest = processors[0]
         self._changed.set()
 
     def _objection(self, info: WorkerInfo) -> str:

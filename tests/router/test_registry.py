@@ -49,6 +49,27 @@ async def registry(names: Names, port: int, digest: str = "") -> AsyncIterator[W
         telemetry.close()
 
 
+async def test_how_images_are_read_is_known_while_no_encoder_is_there() -> None:
+    """Else a request that comes meanwhile meets the next encoder with a digest that is not its."""
+    reader = FakeDecode(host="127.0.0.1")
+    await reader.start()
+    port = int(reader.address.rpartition(":")[2])
+    other = FakeDecode(host="127.0.0.2", port=port, processor_digest="", max_images=0)
+    await other.start()
+    names = Names()
+    names.records = {"127.0.0.2"}
+    async with registry(names, port) as found:
+        assert await found.wait_until(lambda: len(found.available(Role.DECODE)) == 1, 2.0)
+        assert found.model().processor_digest == ""
+        names.records = {"127.0.0.1", "127.0.0.2"}
+        assert await found.wait_until(lambda: len(found.available(Role.DECODE)) == 2, 2.0)
+        assert found.model().processor_digest == "p1"
+        names.records = {"127.0.0.2"}
+        assert await found.wait_until(lambda: len(found.available(Role.DECODE)) == 1, 2.0)
+        assert found.model().processor_digest == "p1"
+    await asyncio.gather(reader.stop(), other.stop())
+
+
 async def two_workers() -> tuple[FakeDecode, FakeDecode]:
     """At two addresses and one port, as the tasks of a scaled service."""
     first = FakeDecode(host="127.0.0.1")
