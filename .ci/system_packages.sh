@@ -9,6 +9,10 @@ python3 -c 'import venv, ensurepip' 2>/dev/null || packages+=(python3-venv)
 command -v dockerd >/dev/null || packages+=(docker.io iptables)
 command -v docker-compose >/dev/null || packages+=(docker-compose)
 command -v debootstrap >/dev/null || packages+=(debootstrap)
+# What the Mooncake transfer engine is linked to.
+for library in libibverbs.so.1:libibverbs1 libnuma.so.1:libnuma1 libcurl.so.4:libcurl4; do
+  ldconfig -p | grep -q "${library%%:*} " || packages+=("${library#*:}")
+done
 [ ${#packages[@]} -eq 0 ] && exit 0
 echo "installing: ${packages[*]}"
 if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \

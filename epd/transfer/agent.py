@@ -4,12 +4,19 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
 from epd.errors import EpdError, InternalError, ResourceExhaustedError, UnavailableError
-from epd.transfer.base import AgentDescriptor, Segment, TransferBackend, TransferResult
+from epd.transfer.base import (
+    AgentDescriptor,
+    Capabilities,
+    ReceivePlan,
+    Segment,
+    TransferBackend,
+    TransferResult,
+)
 from epd.transfer.call import BackendCall
 from epd.transfer.counters import TransferCounters
 from epd.transfer.job import TransferJob
@@ -43,6 +50,7 @@ class TransferAgent:
         self._lock = threading.Lock()
         self._dead: EpdError | None = UnavailableError("the transfer agent is not started")
         self._accepted = 0
+        self._transports: Mapping[str, Capabilities] = {}
         self._death_callbacks: list[DeathCallback] = []
         self._thread = threading.Thread(target=self._main, name="transfer-agent", daemon=True)
 
@@ -81,6 +89,22 @@ class TransferAgent:
     def descriptor(self) -> AgentDescriptor:
         """What peers need to connect, with all memory registered so far. Waits."""
         return self._call(lambda backend: backend.descriptor()).result(self.config.call_timeout_s)
+
+    def descriptors(self) -> list[AgentDescriptor]:
+        """One for each transport of this process, the preferred one first. Waits."""
+        return self._call(lambda backend: backend.descriptors()).result(self.config.call_timeout_s)
+
+    def needs_plan(self, transport: str) -> bool:
+        """Whether WRITEs over a transport are refused without a receive plan."""
+        return not self._transports[transport].one_sided
+
+    def expect(self, plan: ReceivePlan) -> Future[None]:
+        """Lets a peer WRITE where a plan says, once the future is done. See :meth:`needs_plan`."""
+        return self._call(lambda backend: backend.expect(plan))
+
+    def forget(self, plan_id: int) -> Future[None]:
+        """Ends a plan: once the future is done, nothing lands there through it any more."""
+        return self._call(lambda backend: backend.forget(plan_id))
 
     def connect(self, peer: AgentDescriptor) -> Future[None]:
         """Gets ready to talk to a peer; fails with TransferFailedError."""
@@ -173,6 +197,7 @@ class TransferAgent:
         try:
             backend = self._open_backend()
             self.counters.transport = backend.name
+            self._transports = backend.transports()
             try:
                 self._loop.run(backend)
                 self._end(UnavailableError("the transfer agent has stopped"))

@@ -6,7 +6,7 @@ memory of two processes; it knows no request, no layer and no gRPC.
 
 import abc
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -31,8 +31,21 @@ class AgentDescriptor:
 
 
 @dataclass(frozen=True)
+class ReceivePlan:
+    """Memory that one peer may WRITE to, from a reservation; ``plan_id`` is the owner's."""
+
+    plan_id: int
+    agent_name: str
+    segments: Sequence[Segment]
+
+
+@dataclass(frozen=True)
 class Capabilities:
-    """What a backend can do; callers ask here instead of comparing names."""
+    """What a backend can do; callers ask here instead of comparing names.
+
+    One-sided: a peer's memory is written and read without its help, so nothing checks whether it
+    still wants to be written to. Otherwise WRITEs outside the receive plans are refused.
+    """
 
     one_sided: bool
     cancellable: bool
@@ -78,6 +91,14 @@ class TransferBackend(abc.ABC):
     def descriptor(self) -> AgentDescriptor:
         """Connection data with everything registered so far."""
 
+    def transports(self) -> Mapping[str, Capabilities]:
+        """Capabilities by transport name; several where a backend is made of several."""
+        return {self.name: self.capabilities}
+
+    def descriptors(self) -> list[AgentDescriptor]:
+        """One descriptor for each transport, the preferred one first."""
+        return [self.descriptor()]
+
     @abc.abstractmethod
     def add_peer(self, peer: AgentDescriptor) -> None:
         """Gets ready to talk to a peer. Raises TransferFailedError. Idempotent per agent name."""
@@ -85,6 +106,12 @@ class TransferBackend(abc.ABC):
     @abc.abstractmethod
     def remove_peer(self, agent_name: str) -> None:
         """Forgets a peer. Unknown names are fine."""
+
+    def expect(self, plan: ReceivePlan) -> None:  # noqa: B027
+        """Lets a peer WRITE until :meth:`forget`. A one-sided transport cannot ask, nor refuse."""
+
+    def forget(self, plan_id: int) -> None:  # noqa: B027
+        """Ends a plan: a WRITE that has not landed by now never will. Unknown plans are fine."""
 
     @abc.abstractmethod
     def write(

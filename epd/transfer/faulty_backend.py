@@ -1,12 +1,14 @@
 """A backend whose transfers go wrong on purpose. For tests only."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from epd.errors import TransferFailedError
 from epd.transfer.base import (
     AgentDescriptor,
+    Capabilities,
+    ReceivePlan,
     Segment,
     TransferBackend,
     TransferHandle,
@@ -51,6 +53,18 @@ class FaultyBackend(TransferBackend):
 
     def descriptor(self) -> AgentDescriptor:
         return self._inner.descriptor()
+
+    def descriptors(self) -> list[AgentDescriptor]:
+        return self._inner.descriptors()
+
+    def transports(self) -> Mapping[str, Capabilities]:
+        return self._inner.transports()
+
+    def expect(self, plan: ReceivePlan) -> None:
+        self._inner.expect(plan)
+
+    def forget(self, plan_id: int) -> None:
+        self._inner.forget(plan_id)
 
     def add_peer(self, peer: AgentDescriptor) -> None:
         self._inner.add_peer(peer)

@@ -26,7 +26,7 @@ def open_endpoint(
         EpdError: the transfer library is missing or refuses the memory.
     """
     # A name of its own for each start: a restarted process must never pass for its predecessor.
-    open_backend = backend_opener(transport, f"{role}.{instance_id}", instance_id)
+    open_backend = backend_opener((transport,), f"{role}.{instance_id}", instance_id)
     agent = TransferAgent(
         (lambda: FaultyBackend(open_backend(), faults)) if faults else open_backend
     )

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,8 @@ from epd.errors import TransferFailedError, UnavailableError
 from epd.handover.lease_config import LeaseConfig
 from epd.transfer.base import AgentDescriptor
 from tests.handover.sides import SEAL_BYTES, Decode, eventually
-from tests.transfer.peers import ROOT
+
+ROOT = Path(__file__).parents[2]
 
 
 class RemotePrefill:

@@ -3,13 +3,14 @@
 import pytest
 
 from epd.transfer.buffer import HostBuffer
+from epd.transfer.factory import TRANSPORTS
 from epd.transfer.local_backend import LocalFabric
 from tests.transfer.peers import ProcessPeer, ThreadPeer, open_agent
 
 PEER_BYTES = 32 << 20
 
 
-@pytest.fixture(params=["nixl", "local"])
+@pytest.fixture(params=TRANSPORTS)
 def transport(request):
     return request.param
 
@@ -20,7 +21,8 @@ def fabric():
 
 
 @pytest.fixture
-def make_peer(transport, fabric):
+def make_peer(transport, fabric, agent):
+    """Makes peers that expect WRITEs of ``agent`` anywhere in their memory."""
     made = []
 
     def make():
@@ -29,6 +31,7 @@ def make_peer(transport, fabric):
             ThreadPeer("local", PEER_BYTES, fabric) if local else ProcessPeer(transport, PEER_BYTES)
         )
         made.append(peer)
+        peer.expect(1, agent.descriptor().agent_name, 0, PEER_BYTES)
         return peer
 
     yield make

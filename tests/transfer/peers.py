@@ -2,29 +2,26 @@
 
 import abc
 import contextlib
-import json
+import functools
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import uuid
-from pathlib import Path
 
 from epd.transfer.agent import TransferAgent
-from epd.transfer.base import AgentDescriptor, Segment
+from epd.transfer.base import AgentDescriptor, ReceivePlan, Segment
 from epd.transfer.buffer import HostBuffer
-from epd.transfer.factory import backend_opener
+from epd.transfer.factory import TransportOptions, backend_opener
 from epd.transfer.local_backend import LocalFabric
-
-ROOT = Path(__file__).parents[2]
 
 
 def open_agent(transport, name, fabric=None, config=None, wrap=None):
     """A started agent with a name of its own."""
     instance = uuid.uuid4().hex
-    opener = backend_opener(transport, f"{name}.{instance}", instance, fabric=fabric)
+    options = TransportOptions(fabric=fabric)
+    opener = backend_opener(transport.split(","), f"{name}.{instance}", instance, options)
     agent = TransferAgent((lambda: wrap(opener())) if wrap else opener, config)
     agent.start()
     return agent
@@ -45,6 +42,14 @@ class Peer(abc.ABC):
 
     @abc.abstractmethod
     def poke(self, offset, data): ...
+
+    @abc.abstractmethod
+    def expect(self, plan_id, agent_name, offset, length):
+        """Lets an agent WRITE there, as a reservation does."""
+
+    @abc.abstractmethod
+    def forget(self, plan_id):
+        """Ends that."""
 
     @abc.abstractmethod
     def notices(self, count, timeout_s=5.0): ...
@@ -90,43 +95,52 @@ class ThreadPeer(Peer):
     def poke(self, offset, data):
         self._buffer.view(offset, len(data))[:] = list(data)
 
+    def expect(self, plan_id, agent_name, offset, length):
+        plan = ReceivePlan(plan_id, agent_name, [self.at(offset, length)])
+        self.agent.expect(plan).result(5)
+
+    def forget(self, plan_id):
+        self.agent.forget(plan_id).result(5)
+
     def notices(self, count, timeout_s=5.0):
         return self._inbox.take(count, timeout_s)
+
+    def announce(self):
+        self.agent.announce()
 
     def kill(self):
         self.agent.stop()
 
 
 class ProcessPeer(Peer):
-    """An agent in a process of its own, driven over its pipes."""
+    """An agent in a process of its own, driven over a pipe."""
 
     def __init__(self, transport, byte_count):
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, transport, str(byte_count)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        hello = json.loads(self.process.stdout.readline())
-        hello["descriptor"]["metadata"] = bytes.fromhex(hello["descriptor"]["metadata"])
-        self.descriptor = AgentDescriptor(**hello["descriptor"])
-        self.base = Segment(*hello["base"])
+        self._pipe, theirs = _forks().Pipe()
+        self.process = _forks().Process(target=serve, args=(transport, byte_count, theirs))
+        self.process.daemon = True
+        self.process.start()
+        theirs.close()
+        self.descriptor, self.base = self._pipe.recv()
 
-    def _ask(self, *words):
-        self.process.stdin.write(" ".join(map(str, words)) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
+    def _ask(self, method, *arguments):
+        self._pipe.send((method, *arguments))
+        return self._pipe.recv()
 
     def peek(self, offset, length):
-        return bytes.fromhex(self._ask("peek", offset, length))
+        return self._ask("peek", offset, length)
 
     def poke(self, offset, data):
-        self._ask("poke", offset, data.hex())
+        self._ask("poke", offset, data)
+
+    def expect(self, plan_id, agent_name, offset, length):
+        self._ask("expect", plan_id, agent_name, offset, length)
+
+    def forget(self, plan_id):
+        self._ask("forget", plan_id)
 
     def notices(self, count, timeout_s=5.0):
-        return [(name, bytes.fromhex(one)) for name, one in self._ask("notices", count, timeout_s)]
+        return self._ask("notices", count, timeout_s)
 
     def announce(self):
         """Makes the peer poll quickly, as it does while it expects transfers."""
@@ -134,38 +148,36 @@ class ProcessPeer(Peer):
 
     def hang(self):
         """The peer does nothing any more, its connections stay."""
-        self.process.send_signal(signal.SIGSTOP)
+        os.kill(self.process.pid, signal.SIGSTOP)
 
     def go_on(self):
         """Ends :meth:`hang`."""
-        self.process.send_signal(signal.SIGCONT)
+        os.kill(self.process.pid, signal.SIGCONT)
 
     def kill(self):
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
+        self.process.kill()
+        self.process.join()
+        self._pipe.close()
 
 
-def serve(transport, byte_count):
-    """Main of the peer process: one command a line, one JSON answer a line."""
+@functools.cache
+def _forks():
+    """Peers fork from one process that has imported everything and runs nothing: importing torch
+    takes longer than most tests.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.transfer.peers", "epd.transfer.collective_backend"])
+    return context
+
+
+def serve(transport, byte_count, pipe):
+    """Main of the peer process: a method of the peer and its arguments, one answer."""
     peer = ThreadPeer(transport, byte_count, None)
-    descriptor = {**vars(peer.descriptor), "metadata": peer.descriptor.metadata.hex()}
-    base = [peer.base.address, peer.base.length]
-    print(json.dumps({"descriptor": descriptor, "base": base}), flush=True)
-    for line in sys.stdin:
-        command, *words = line.split()
-        answer = None
-        if command == "peek":
-            answer = peer.peek(int(words[0]), int(words[1])).hex()
-        elif command == "poke":
-            peer.poke(int(words[0]), bytes.fromhex(words[1]))
-        elif command == "announce":
-            peer.agent.announce()
-        elif command == "notices":
-            answer = [(n, one.hex()) for n, one in peer.notices(int(words[0]), float(words[1]))]
-        print(json.dumps(answer), flush=True)
+    pipe.send((peer.descriptor, peer.base))
+    with contextlib.suppress(EOFError):
+        while True:
+            method, *arguments = pipe.recv()
+            pipe.send(getattr(peer, method)(*arguments))
 
 
 def wait_until(condition, timeout_s=5.0):
@@ -178,7 +190,3 @@ def wait_until(condition, timeout_s=5.0):
 
 def local_fabric():
     return LocalFabric()
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))
