@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from epd.engine.block_hashes import block_hashes
+from epd.block_hashes import block_hashes
 from epd.engine.block_pool import BlockPool
 from epd.engine.engine_config import EngineConfig
 from epd.engine.requests import RequestMode

@@ -1,7 +1,7 @@
 """What a language worker tells about itself: identity, load, prefix cache, gauges."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from epd.engine.block_pool import BlockPool
 from epd.engine.engine import Engine
@@ -16,6 +16,8 @@ from epd.wire.transfer import agent_to_proto
 
 #: Look at the prefix cache this often for followers; nobody waits for these events.
 KV_EVENTS_PERIOD_S = 0.1
+#: Most hashes in one message; a longer change comes in parts.
+KV_EVENT_HASHES = 16_384
 
 
 def language_info(
@@ -75,15 +77,20 @@ async def follow_kv_events(
     subscription = pool.events.subscribe()
     while True:
         for event in subscription.poll():
-            yield _event_to_proto(event, instance_id)
+            for message in kv_event_to_proto(event, instance_id):
+                yield message
         await asyncio.sleep(KV_EVENTS_PERIOD_S)
 
 
-def _event_to_proto(event: KvEvent, instance_id: str) -> worker_pb2.WatchKvEventsResponse:
-    return worker_pb2.WatchKvEventsResponse(
-        instance_id=instance_id,
-        sequence=event.sequence,
-        stored_hashes=event.stored,
-        removed_hashes=event.removed,
-        cleared=event.cleared,
-    )
+def kv_event_to_proto(
+    event: KvEvent, instance_id: str, most: int = KV_EVENT_HASHES
+) -> Iterator[worker_pb2.WatchKvEventsResponse]:
+    """One change as one message, or as several that share its sequence number."""
+    for start in range(0, max(len(event.stored), len(event.removed), 1), most):
+        yield worker_pb2.WatchKvEventsResponse(
+            instance_id=instance_id,
+            sequence=event.sequence,
+            stored_hashes=event.stored[start : start + most],
+            removed_hashes=event.removed[start : start + most],
+            cleared=event.cleared and start == 0,
+        )

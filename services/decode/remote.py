@@ -5,8 +5,8 @@ from contextlib import aclosing
 
 from opentelemetry.trace import Tracer
 
+from epd.block_hashes import block_hashes
 from epd.engine.async_engine import AsyncEngine
-from epd.engine.block_hashes import block_hashes
 from epd.engine.requests import Admitted, EngineRequest, Failed, RequestMode
 from epd.errors import DuplicateRequestError, EpdError
 from epd.handover.receiver import KvReceiver

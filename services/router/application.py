@@ -19,7 +19,7 @@ from epd.text.model_facts import ModelFacts
 from epd.text.tokenizer import Tokenizer
 from epd.v1 import router_pb2_grpc
 from services.router.admission import Admission
-from services.router.config import FleetConfig, RouterConfig
+from services.router.config import FleetConfig, PrefixConfig, RouterConfig
 from services.router.dispatcher import Dispatcher, DispatchTimings
 from services.router.limits import RequestLimits
 from services.router.prompt import PromptBuilder
@@ -27,6 +27,7 @@ from services.router.registry import WorkerRegistry
 from services.router.retry import RetryPolicy
 from services.router.router import Router, RouterParts
 from services.router.servicer import RouterServicer
+from services.router.worker_maker import CacheView, WorkerMaker
 from services.router.worker_watch import WatchTimings
 from services.router.workers import Role
 
@@ -52,6 +53,7 @@ async def application(config: RouterConfig, context: ServiceContext) -> AsyncIte
         _discoveries(config.fleet),
         channels,
         _watch_timings(config.fleet),
+        WorkerMaker(_cache_view(config.prefixes)),
         model_name=config.model_name or config.model.resolve().name,
         model_digest=config.model_digest,
     )
@@ -116,6 +118,15 @@ def _watch_timings(fleet: FleetConfig) -> WatchTimings:
         backoff_s=fleet.worker_backoff_s,
         max_backoff_s=fleet.worker_max_backoff_s,
         leave_grace_s=fleet.worker_leave_grace_s,
+    )
+
+
+def _cache_view(prefixes: PrefixConfig) -> CacheView:
+    return CacheView(
+        events=prefixes.prefix_events,
+        blocks=prefixes.prefix_blocks,
+        bridge_s=prefixes.prefix_bridge_s,
+        assumed_s=prefixes.prefix_assumed_s,
     )
 
 

@@ -49,6 +49,27 @@ class FleetConfig:
 
 
 @dataclass(frozen=True)
+class PrefixConfig:
+    """How the router follows what workers have in their prefix caches."""
+
+    prefix_events: bool = option(
+        True, help="ask workers what they hold; off: go by what was sent to them"
+    )
+    prefix_blocks: int = option(
+        65_536, help="blocks remembered per worker", unit="blocks", minimum=0
+    )
+    prefix_bridge_s: float = option(
+        1.0,
+        help="how long a sent prompt counts as cached before the worker has said so",
+        unit="s",
+        minimum=0,
+    )
+    prefix_assumed_s: float = option(
+        120.0, help="the same where a worker tells nothing", unit="s", minimum=0
+    )
+
+
+@dataclass(frozen=True)
 class RequestConfig:
     """Bounds on requests."""
 
@@ -102,4 +123,5 @@ class RouterConfig(ServerConfig):
     model_digest: str = option("", help="the only model to use; empty takes what the workers hold")
     prompt_threads: int = option(2, help="threads that render and tokenise", minimum=1)
     fleet: FleetConfig
+    prefixes: PrefixConfig
     requests: RequestConfig

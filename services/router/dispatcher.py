@@ -8,7 +8,7 @@ from typing import Literal
 from opentelemetry.metrics import Counter
 
 from epd.cleanup import CleanupTasks
-from epd.errors import InvalidRequestError, LayoutMismatchError, UnavailableError
+from epd.errors import InvalidRequestError, UnavailableError
 from epd.rpc.request_context import new_id
 from services.router.attempt import Outcome, Work
 from services.router.encode_stage import encode
@@ -16,8 +16,9 @@ from services.router.handles import HandleSet
 from services.router.leg import LegFailedError
 from services.router.local_attempt import LocalAttempt
 from services.router.pair_attempt import PairAttempt
-from services.router.pick import least_loaded, pairing_partners, without
+from services.router.pick import least_loaded, without
 from services.router.placeholders import ExpandedPrompt, expand
+from services.router.placement import Placement, Placer
 from services.router.registry import WorkerRegistry
 from services.router.worker_requests import local_request
 from services.router.workers import Role, Worker
@@ -73,6 +74,7 @@ class Dispatcher:
         self._anchor_token_id = anchor_token_id
         self._affinity_hits = affinity_hits
         self._rng = rng
+        self._placer = Placer(rng)
 
     def disaggregates(self) -> bool:
         """Whether prefill and decode run apart now."""
@@ -113,9 +115,9 @@ class Dispatcher:
             self._check_length(len(work.prompt.token_ids))
             expanded = await self._encode(work, handles)
             self._check_length(len(expanded.token_ids))
-            prefill, decode = self._pick_pair(work)
+            placement = await self._place(work, expanded)
             settled = False
-            pair = PairAttempt(work, expanded, prefill, decode, new_id(), handles.forget)
+            pair = PairAttempt(work, expanded, placement, new_id(), handles.forget)
             try:
                 return await pair.run(
                     self._cleanup,
@@ -124,7 +126,10 @@ class Dispatcher:
                 )
             except LegFailedError:
                 # What one of them reports may be the other's trouble.
-                work.avoid |= {prefill.info.instance_id, decode.info.instance_id}
+                work.avoid |= {
+                    placement.prefill.info.instance_id,
+                    placement.decode.info.instance_id,
+                }
                 raise
         finally:
             # Once Prefill is called a READ may be on its way, so only that worker can settle.
@@ -164,19 +169,12 @@ class Dispatcher:
         work.image_tokens = expanded.image_tokens
         return expanded
 
-    def _pick_pair(self, work: Work) -> tuple[Worker, Worker]:
+    async def _place(self, work: Work, expanded: ExpandedPrompt) -> Placement:
         prefills = self._pool(self._registry.available(Role.PREFILL), work, "prefill")
         decodes = self._pool(self._registry.available(Role.DECODE), work, "decode")
         # Prefill workers need not be paired with unified ones.
         decodes = [worker for worker in decodes if not worker.info.unified] or decodes
-        fitting = [prefill for prefill in prefills if pairing_partners(prefill, decodes)]
-        if not fitting:
-            raise LayoutMismatchError(
-                f"no prefill worker fits a decode worker: {prefills[0].info.pairing} and "
-                f"{decodes[0].info.pairing}"
-            )
-        prefill = least_loaded(fitting, self._rng)
-        return prefill, least_loaded(pairing_partners(prefill, decodes), self._rng)
+        return await self._placer.place(work, expanded, prefills, decodes)
 
     def _pool(self, workers: list[Worker], work: Work, kind: str) -> list[Worker]:
         if not workers:

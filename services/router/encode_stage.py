@@ -57,7 +57,7 @@ async def encode(
     try:
         with contextlib.ExitStack() as bookings:
             for worker, group in groups:
-                bookings.enter_context(worker.booked(len(group)))
+                bookings.enter_context(worker.account.booked(len(group)))
             async with asyncio.TaskGroup() as tasks:
                 keeper = tasks.create_task(handles.keep_alive())
                 calls = [

@@ -33,7 +33,7 @@ class LocalAttempt:
         Raises:
             LegFailedError: the worker failed or was lost.
         """
-        with self._worker.booked():
+        with self._worker.account.booked():
             return await run_leg(self._worker, self._run())
 
     async def _run(self) -> Outcome:

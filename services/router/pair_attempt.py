@@ -17,12 +17,13 @@ from epd.v1 import decode_pb2, prefill_pb2
 from epd.wire.finish_reason import finish_reason_from_proto
 from epd.wire.timings import timings_from_proto
 from epd.wire.top_logprobs import tops_from_proto
+from services.router.account import Booking
 from services.router.attempt import Outcome, Work
 from services.router.critical_path import KV_HANDOVER
 from services.router.leg import run_leg
 from services.router.placeholders import ExpandedPrompt
+from services.router.placement import Placement
 from services.router.worker_requests import decode_request, prefill_request
-from services.router.workers import Worker
 
 
 class PairAttempt:
@@ -31,8 +32,7 @@ class PairAttempt:
     Args:
         work: The request.
         expanded: Its prompt with placeholders.
-        prefill: The chosen prefill worker.
-        decode: The chosen decode worker.
+        placement: The chosen workers.
         transfer_id: Fresh, 128 random bits in hexadecimal.
         on_embeddings_read: Called at the first token: the prefill worker has read all embeddings.
     """
@@ -41,15 +41,15 @@ class PairAttempt:
         self,
         work: Work,
         expanded: ExpandedPrompt,
-        prefill: Worker,
-        decode: Worker,
+        placement: Placement,
         transfer_id: str,
         on_embeddings_read: Callable[[], None],
     ) -> None:
         self._work = work
-        self._prefill = prefill
-        self._decode = decode
-        self._prefill_request = prefill_request(work, expanded, transfer_id, decode)
+        self._placement = placement
+        self._prefill = placement.prefill
+        self._decode = placement.decode
+        self._prefill_request = prefill_request(work, expanded, transfer_id, placement.decode)
         self._decode_request = decode_request(work, expanded, transfer_id)
         self._on_embeddings_read = on_embeddings_read
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -57,6 +57,7 @@ class PairAttempt:
         self._first_token_ns = 0
         self._started_ns: int | None = None
         self._queue_ns = 0
+        self._decoded_tokens = 0
 
     async def run(
         self, cleanup: CleanupTasks, *, culprit_grace_s: float, linger_s: float
@@ -71,9 +72,9 @@ class PairAttempt:
         Raises:
             LegFailedError: the leg that is to blame.
         """
-        with contextlib.ExitStack() as at_prefill, self._decode.booked():
-            at_prefill.enter_context(self._prefill.booked())
-            prefill = asyncio.create_task(run_leg(self._prefill, self._run_prefill(at_prefill)))
+        with contextlib.ExitStack() as bookings:
+            booking = self._book(bookings)
+            prefill = asyncio.create_task(run_leg(self._prefill, self._run_prefill(booking)))
             decode = asyncio.create_task(run_leg(self._decode, self._run_decode()))
             tasks = {prefill, decode}
             try:
@@ -84,6 +85,17 @@ class PairAttempt:
                 return outcome
             finally:
                 await cancel_and_wait(*tasks)
+
+    def _book(self, bookings: contextlib.ExitStack) -> Booking:
+        """Books both workers until the stack is left; returns the booking at prefill."""
+        placement = self._placement
+        bookings.enter_context(self._decode.account.booked(blocks=placement.blocks))
+        booking = self._prefill.account.book(
+            prompt_tokens=placement.prompt_tokens, uncached_tokens=placement.uncached_tokens
+        )
+        bookings.callback(booking.release)
+        self._prefill.held.assume(placement.hashes)
+        return booking
 
     async def _first_outcome(
         self,
@@ -111,7 +123,7 @@ class PairAttempt:
         """Decode has everything: whatever becomes of prefill does no harm any more."""
         return self._started_ns is not None and self._first_token_sent.is_set()
 
-    async def _run_prefill(self, booking: contextlib.ExitStack) -> None:
+    async def _run_prefill(self, booking: Booking) -> None:
         opened_ns = time.monotonic_ns()
         call = self._prefill.prefill.Prefill(
             self._prefill_request, timeout=self._work.deadline.remaining_s()
@@ -119,17 +131,30 @@ class PairAttempt:
         try:
             async for response in call:
                 if response.WhichOneof("event") == "first_token":
+                    self._first_token_ns = time.monotonic_ns()
+                    self._learn_prefill(response.first_token, booking.computed())
                     stopped = await self._take_first_token(response.first_token, opened_ns)
                     if stopped:
                         return  # a stop string: nobody needs the push any more
         finally:
             call.cancel()
-            booking.close()
+            booking.release()
         if not self._first_token_sent.is_set():
             raise InternalError(f"prefill {self._prefill.address} ended without a token")
 
+    def _learn_prefill(self, first: prefill_pb2.FirstToken, busy_s: float) -> None:
+        """Takes the measured speed and that the prompt is cached there from now on.
+
+        Of several prompts in one step each reports the whole step, and from here the time includes
+        waits that are not the worker's: the shorter account is the better one.
+        """
+        computed_ns = timings_from_proto(first.timings).get("prefill", 0)
+        if computed_ns:
+            computed = max(1, self._placement.prompt_tokens - first.cached_tokens)
+            self._prefill.speed.add(computed, min(computed_ns / 1e9, busy_s))
+        self._prefill.held.assume(self._placement.hashes)
+
     async def _take_first_token(self, first: prefill_pb2.FirstToken, opened_ns: int) -> bool:
-        self._first_token_ns = time.monotonic_ns()
         self._on_embeddings_read()
         self._work.cached(first.cached_tokens)
         self._work.path.add_window(
@@ -161,6 +186,7 @@ class PairAttempt:
                         reported = timings_from_proto(response.started.timings)
                         self._queue_ns = reported.get("queue", 0)
                     case "tokens":
+                        self._decoded_tokens += len(response.tokens.token_ids)
                         # The two streams are not ordered with each other.
                         await self._first_token_sent.wait()
                         tokens = response.tokens
@@ -198,6 +224,9 @@ class PairAttempt:
         else:
             reported = timings_from_proto(finished.timings)
             path.add_window("decode", reported, finished.service_ns, since_start_ns)
+            if self._decoded_tokens > 1:
+                token_s = reported.get("decode", since_start_ns) / 1e9 / self._decoded_tokens
+                self._decode.speed.add(self._decode.load, token_s)
 
     def _end(self, outcome: Outcome) -> None:
         if not self._outcome.done():

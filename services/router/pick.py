@@ -11,6 +11,9 @@ from services.router.workers import Worker
 
 #: How far above the mean load an encoder may be before content affinity gives way.
 AFFINITY_LOAD_FACTOR = 1.25
+#: Predicted times that differ by less than either are equal: a prediction is no better than that.
+TIE_SHARE = 0.2
+TIE_S = 0.005
 
 
 class Loaded(Protocol):
@@ -46,6 +49,26 @@ def least_loaded(candidates: Sequence[L], rng: random.Random) -> L:
     """The one with the least load; equal ones get equal shares by chance, never by position."""
     least = min(candidate.load for candidate in candidates)
     return rng.choice([candidate for candidate in candidates if candidate.load == least])
+
+
+def cheapest(costs: Sequence[float], loads: Sequence[int], rng: random.Random) -> int:
+    """Position of the least cost; among equal costs of the least load; then by chance.
+
+    Args:
+        costs: Predicted times in seconds, at least one.
+        loads: Requests there, in the same order.
+        rng: Breaks ties.
+    """
+    least = min(costs)
+    limit = max(least * (1 + TIE_SHARE), least + TIE_S)
+    tied = [position for position, cost in enumerate(costs) if cost <= limit]
+    load = min(loads[position] for position in tied)
+    return rng.choice([position for position in tied if loads[position] == load])
+
+
+def uncached_tokens(tokens: int, held_blocks: int, block_size: int) -> int:
+    """Tokens of a prompt left to compute: a token must be, or there is nothing to draw from."""
+    return max(1, tokens - held_blocks * block_size)
 
 
 def by_affinity(digest: bytes, candidates: Sequence[A], added: Sequence[int]) -> AffinityPick:

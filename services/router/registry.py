@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from epd.errors import UnavailableError
 from epd.rpc.channels import ChannelPool
 from epd.rpc.discovery import Discovery
+from services.router.worker_maker import WorkerMaker
 from services.router.worker_watch import WatchTimings, WorkerWatch
 from services.router.workers import Role, ServedModel, Worker, WorkerInfo, WorkerState
 
@@ -20,6 +21,7 @@ class WorkerRegistry:
         discoveries: One set per role.
         channels: Per role, since encoders take larger messages.
         timings: Bounds of the watches.
+        maker: Makes workers of the processes that are found.
         model_name: What clients call the model.
         model_digest: The only model to be used; empty takes what is found.
     """
@@ -29,6 +31,7 @@ class WorkerRegistry:
         discoveries: Mapping[Role, Discovery],
         channels: Mapping[Role, ChannelPool],
         timings: WatchTimings,
+        maker: WorkerMaker,
         *,
         model_name: str,
         model_digest: str = "",
@@ -36,6 +39,7 @@ class WorkerRegistry:
         self._discoveries = discoveries
         self._channels = channels
         self._timings = timings
+        self._maker = maker
         self._configured_digest = model_digest
         self._digest = model_digest
         #: How that model's images are read. Kept while every encoder is away: a request that comes
@@ -111,6 +115,7 @@ class WorkerRegistry:
                     address,
                     self._channels[role].get(address),
                     self._timings,
+                    self._maker,
                     self._objection,
                     self._on_change,
                 )

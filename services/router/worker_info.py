@@ -1,6 +1,7 @@
 """What a worker says about itself, from the wire."""
 
 from epd.v1 import common_pb2, worker_pb2
+from services.router.account import LoadReport
 from services.router.workers import PairingKey, WorkerInfo
 
 
@@ -16,6 +17,16 @@ def info_from_proto(message: worker_pb2.GetInfoResponse) -> WorkerInfo:
         max_images=message.max_images,
         unified=message.unified,
         pairing=_pairing(message.kv_layout) if message.HasField("kv_layout") else None,
+    )
+
+
+def report_from_proto(message: worker_pb2.WatchLoadResponse) -> LoadReport:
+    """One message of ``WatchLoad``."""
+    return LoadReport(
+        requests=message.running_requests + message.waiting_requests,
+        waiting_tokens=message.waiting_tokens,
+        free_blocks=message.free_blocks,
+        total_blocks=message.total_blocks,
     )
 
 

@@ -13,7 +13,9 @@ from epd.cleanup import cancel_and_wait
 from epd.errors import EpdError, UnavailableError
 from epd.rpc.status import root_error
 from epd.v1 import worker_pb2, worker_pb2_grpc
-from services.router.worker_info import info_from_proto
+from services.router.kv_watch import follow_prefix_cache
+from services.router.worker_info import info_from_proto, report_from_proto
+from services.router.worker_maker import WorkerMaker
 from services.router.workers import Role, Worker, WorkerInfo, WorkerState
 
 _log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class WorkerWatch:
         address: Its gRPC endpoint.
         channel: The channel there; the owner closes it.
         timings: Bounds.
+        maker: Makes the :class:`Worker` of a process.
         objection: Why a worker must not be used (another model), or empty.
         changed: Called whenever ``worker`` or ``reason`` may have changed.
     """
@@ -61,6 +64,7 @@ class WorkerWatch:
         address: str,
         channel: grpc.aio.Channel,
         timings: WatchTimings,
+        maker: WorkerMaker,
         objection: Callable[[WorkerInfo], str],
         changed: Callable[[], None],
     ) -> None:
@@ -68,6 +72,7 @@ class WorkerWatch:
         self._address = address
         self._channel = channel
         self._timings = timings
+        self._maker = maker
         self._objection = objection
         self._changed = changed
         self._worker: Worker | None = None
@@ -97,7 +102,7 @@ class WorkerWatch:
             role=self._role,
             address=self._address,
             instance_id=worker.info.instance_id if worker else "",
-            in_flight=worker.in_flight if worker else 0,
+            in_flight=worker.account.in_flight if worker else 0,
             reason=self.reason,
         )
 
@@ -125,6 +130,15 @@ class WorkerWatch:
             await self._serving.wait()
             self._worker = await self._greet()
             self._changed()
+            if self._maker.follows_caches and self._worker.info.pairing is not None:
+                group.create_task(
+                    follow_prefix_cache(
+                        self._worker,
+                        self._channel,
+                        backoff_s=self._timings.backoff_s,
+                        max_backoff_s=self._timings.max_backoff_s,
+                    )
+                )
             await self._watch_load(self._worker)
 
     async def _watch_health(self) -> None:
@@ -150,7 +164,8 @@ class WorkerWatch:
         response = await stub.GetInfo(worker_pb2.GetInfoRequest(), timeout=self._timings.silence_s)
         if response.role != self._role.wire:
             raise UnavailableError(f"is no {self._role.value} worker")
-        worker = Worker(self._role, self._address, info_from_proto(response), self._channel)
+        info = info_from_proto(response)
+        worker = self._maker.worker(self._role, self._address, info, self._channel)
         _log.info("%s %s is instance %s", self._role.value, self._address, response.instance_id)
         return worker
 
@@ -161,7 +176,7 @@ class WorkerWatch:
             while (load := await _read(call, self._timings.silence_s)) is not None:
                 if load.instance_id != worker.info.instance_id:
                     raise UnavailableError("another process has taken over the address")
-                worker.report_load(load.running_requests + load.waiting_requests)
+                worker.account.report(report_from_proto(load))
                 if load.draining != self._draining:
                     self._draining = load.draining
                     self._changed()

@@ -1,9 +1,7 @@
-"""A worker as the router knows it: what it is, how loaded it is, what the router has sent it."""
+"""A worker as the router knows it: what it is, how loaded and how fast it is, what it caches."""
 
 import asyncio
-import contextlib
 import enum
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import grpc
@@ -12,6 +10,9 @@ from epd.v1 import worker_pb2
 from epd.v1.decode_pb2_grpc import DecodeServiceStub
 from epd.v1.encoder_pb2_grpc import EncoderServiceStub
 from epd.v1.prefill_pb2_grpc import PrefillServiceStub
+from services.router.account import WorkerAccount
+from services.router.held_blocks import HeldBlocks
+from services.router.speed import WorkerSpeed
 
 
 class Role(enum.Enum):
@@ -94,12 +95,23 @@ class WorkerState:
 class Worker:
     """One process start of a worker. A restarted process is another worker.
 
-    Work is booked when it is sent and given back on every path, so ``in_flight`` is exact for this
-    router. What other routers have sent shows in the worker's own reports.
+    Args:
+        role: What it does.
+        address: Its gRPC endpoint.
+        info: What it says about itself.
+        channel: The channel there.
+        held: What its prefix cache holds.
+        speed: How fast it computes prompts (prefill), or draws tokens (decode).
     """
 
     def __init__(
-        self, role: Role, address: str, info: WorkerInfo, channel: grpc.aio.Channel
+        self,
+        role: Role,
+        address: str,
+        info: WorkerInfo,
+        channel: grpc.aio.Channel,
+        held: HeldBlocks,
+        speed: WorkerSpeed,
     ) -> None:
         self.role = role
         self.address = address
@@ -107,25 +119,19 @@ class Worker:
         self.encoder = EncoderServiceStub(channel)
         self.prefill = PrefillServiceStub(channel)
         self.decode = DecodeServiceStub(channel)
-        self.in_flight = 0
+        self.account = WorkerAccount()
+        self.held = held
+        self.speed = speed
         #: Set for good once the process is taken for gone.
         self.gone = asyncio.Event()
-        self._foreign_load = 0
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per KV block of a language worker."""
+        assert self.info.pairing is not None
+        return self.info.pairing.block_size
 
     @property
     def load(self) -> int:
         """Requests (encoder: images) there or on their way, as far as known."""
-        return self.in_flight + self._foreign_load
-
-    def report_load(self, requests: int) -> None:
-        """Takes a worker's own count. What this router has in flight there is part of it."""
-        self._foreign_load = max(0, requests - self.in_flight)
-
-    @contextlib.contextmanager
-    def booked(self, amount: int = 1) -> Iterator[None]:
-        """Counts work as in flight until the block is left, however that happens."""
-        self.in_flight += amount
-        try:
-            yield
-        finally:
-            self.in_flight -= amount
+        return self.account.load

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epd.engine.block_hashes import block_hashes
+from epd.block_hashes import block_hashes
 from epd.engine.block_pool import BlockPool
 from epd.engine.requests import PromptImage
 

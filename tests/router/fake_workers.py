@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from epd.block_hashes import block_hashes
 from epd.errors import EpdError
 from epd.rpc.request_context import new_id
 from epd.rpc.status import abort
@@ -62,6 +63,7 @@ class FakeWorker:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
+        kv_events: Callable[[], AsyncIterator[Any]] | None = None,
         **info: Any,
     ) -> None:
         self.fabric = fabric or Fabric()
@@ -93,6 +95,8 @@ class FakeWorker:
         #: Holds back load reports while cleared, as a hung process does.
         self.alive = asyncio.Event()
         self.alive.set()
+        #: Streams prefix-cache changes; None: the worker tells nothing.
+        self.kv_events = kv_events
         #: Raised instead of doing the main call, as often as it is listed.
         self.failures: list[EpdError] = []
         self.worker_service = _HangingWorkerService(self)
@@ -176,7 +180,9 @@ class _HangingWorkerService(WorkerServicer):
     """The real one, except that it stops when the fake plays dead."""
 
     def __init__(self, worker: FakeWorker) -> None:
-        super().__init__(lambda: worker.info, worker.report, heartbeat_s=0.05)
+        super().__init__(
+            lambda: worker.info, worker.report, heartbeat_s=0.05, kv_events=worker.kv_events
+        )
         self._worker = worker
 
     async def WatchLoad(self, request: Any, context: Any) -> AsyncIterator[Any]:
@@ -248,6 +254,10 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
     def __init__(self, fabric: Fabric | None = None, **info: Any) -> None:
         super().__init__(fabric, **info)
         self.prefill_s = 0.0
+        #: Above 0 it has a prefix cache, and each token that is not in it takes so long.
+        self.token_s = 0.0
+        self.cache: set[bytes] = set()
+        self._engine = asyncio.Lock()
         self.hold_open_s = 0.0
         self.seals = True
         self.first_token_ends = False
@@ -267,6 +277,7 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
         self.arrived_s.append(time.monotonic())
         async with self.call("Prefill", request, context):
             await asyncio.sleep(self.prefill_s)
+            cached_tokens, computed_ns = await self._compute(request)
             if self.late_failures:
                 await abort(context, self.late_failures.pop(0), "")
             if self.encoder is not None:  # has read the embeddings
@@ -278,8 +289,8 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
                     token_id=END if self.first_token_ends else token,
                     logprob=-0.5,
                     finish_reason=common_pb2.FINISH_REASON_STOP if self.first_token_ends else 0,
-                    cached_tokens=3,
-                    timings=[common_pb2.StageTiming(stage="prefill", duration_ns=1000)],
+                    cached_tokens=cached_tokens,
+                    timings=[common_pb2.StageTiming(stage="prefill", duration_ns=computed_ns)],
                     service_ns=self.service_ns,
                 )
             )
@@ -291,6 +302,21 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
                 self.fabric.sealed(request.transfer_id).set()
             await asyncio.sleep(self.hold_open_s)
             yield prefill_pb2.PrefillResponse(pushed=prefill_pb2.Pushed(byte_count=1))
+
+    async def _compute(self, request: Any) -> tuple[int, int]:
+        """Takes the time of what is not cached, one prompt after the other."""
+        if not self.token_s:
+            return 3, 1000
+        hashes = block_hashes(request.token_ids, request.images, self.info.kv_layout.block_size)
+        async with self._engine:
+            held = 0
+            while held < len(hashes) and hashes[held] in self.cache:
+                held += 1
+            cached = min(held * self.info.kv_layout.block_size, len(request.token_ids) - 1)
+            computed_s = self.token_s * (len(request.token_ids) - cached)
+            await asyncio.sleep(computed_s)
+            self.cache.update(hashes)
+        return cached, int(computed_s * 1e9)
 
 
 class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):

@@ -12,6 +12,7 @@ from epd.rpc.discovery import Discovery
 from epd.rpc.request_context import new_id
 from epd.telemetry.setup import start_telemetry
 from services.router.registry import WorkerRegistry
+from services.router.worker_maker import CacheView, WorkerMaker
 from services.router.worker_watch import WatchTimings
 from services.router.workers import Role
 from tests.router.fake_workers import FakeDecode
@@ -37,7 +38,12 @@ async def registry(names: Names, port: int, digest: str = "") -> AsyncIterator[W
     pool = ChannelPool(telemetry)
     discovery = Discovery([f"dns:decode:{port}"], period_s=0.02, resolve=names.resolve)
     found = WorkerRegistry(
-        {Role.DECODE: discovery}, {Role.DECODE: pool}, TIMINGS, model_name="m", model_digest=digest
+        {Role.DECODE: discovery},
+        {Role.DECODE: pool},
+        TIMINGS,
+        WorkerMaker(CacheView(events=True, blocks=100, bridge_s=1.0, assumed_s=1.0)),
+        model_name="m",
+        model_digest=digest,
     )
     task = asyncio.create_task(found.run())
     try:

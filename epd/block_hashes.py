@@ -1,4 +1,4 @@
-"""Content hashes of full KV blocks, chained, for the prefix cache. Plain Python.
+"""Content hashes of full KV blocks, chained: what workers cache by and routers look for.
 
 The KV of a block is decided by everything before it, its own tokens, and the content of the images
 its placeholders stand for. The hash covers exactly that, so equal hashes mean equal KV.
@@ -6,17 +6,36 @@ its placeholders stand for. The hash covers exactly that, so equal hashes mean e
 
 import struct
 from collections.abc import Sequence
+from typing import Protocol
 
 from blake3 import blake3
 
-from epd.engine.requests import PromptImage
+
+class HashedImage(Protocol):
+    """An image's run of placeholder tokens: where it starts, how long it is, what it shows."""
+
+    @property
+    def offset(self) -> int:
+        """Index of the first placeholder."""
+        ...
+
+    @property
+    def length(self) -> int:
+        """Number of placeholders."""
+        ...
+
+    @property
+    def digest(self) -> bytes:
+        """Content digest, 32 bytes."""
+        ...
+
 
 ROOT = blake3(b"epd.v1 kv block chain").digest()
 
 
 def block_hashes(
     token_ids: Sequence[int],
-    images: Sequence[PromptImage],
+    images: Sequence[HashedImage],
     block_size: int,
     known: Sequence[bytes] = (),
 ) -> list[bytes]:

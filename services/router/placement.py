@@ -1,0 +1,155 @@
+"""Where a request with all its embeddings goes: a prefill worker and a decode worker that fit."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from epd.block_hashes import block_hashes
+from epd.errors import LayoutMismatchError
+from services.router.attempt import Work
+from services.router.pick import cheapest, pairing_partners, uncached_tokens
+from services.router.placeholders import ExpandedPrompt
+from services.router.popular_prefixes import PopularPrefixes
+from services.router.workers import Worker
+
+#: A prompt of more tokens is hashed on another thread: it would hold up the event loop.
+_LOOP_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class HashedRun:
+    """An image's placeholders, as block hashes cover them."""
+
+    offset: int
+    length: int
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A chosen pair.
+
+    Args:
+        prefill: Computes the prompt.
+        decode: Takes its KV.
+        hashes: Of the prompt's full blocks.
+        prompt_tokens: Tokens of the prompt, replayed ones included.
+        uncached_tokens: Those that the prefill worker probably has to compute.
+        ttft_s: Predicted time to the first token, queue included.
+        tpot_s: Predicted time per further token.
+    """
+
+    prefill: Worker
+    decode: Worker
+    hashes: Sequence[bytes]
+    prompt_tokens: int
+    uncached_tokens: int
+    ttft_s: float
+    tpot_s: float
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks that the request will take at once on the decode worker."""
+        return _blocks(self.prompt_tokens, self.decode)
+
+
+class Placer:
+    """Chooses pairs by what each worker would probably make of the request.
+
+    Args:
+        rng: Breaks ties.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._popular = PopularPrefixes()
+
+    async def place(
+        self,
+        work: Work,
+        expanded: ExpandedPrompt,
+        prefills: Sequence[Worker],
+        decodes: Sequence[Worker],
+    ) -> Placement:
+        """The pair for a request.
+
+        Raises:
+            LayoutMismatchError: no prefill worker fits any decode worker.
+        """
+        fitting = [prefill for prefill in prefills if pairing_partners(prefill, decodes)]
+        if not fitting:
+            raise LayoutMismatchError(
+                f"no prefill worker fits a decode worker: {prefills[0].info.pairing} and "
+                f"{decodes[0].info.pairing}"
+            )
+        tokens = [*expanded.token_ids, *work.emitted]
+        hashes = await _hashes(work, expanded, tokens, fitting[0].block_size)
+        if not work.emitted:
+            self._popular.add(hashes)
+        prefill = self._prefill(fitting, hashes, len(tokens))
+        decode = self._decode(pairing_partners(prefill, decodes), len(tokens))
+        uncached = uncached_tokens(len(tokens), prefill.held.leading(hashes), prefill.block_size)
+        return Placement(
+            prefill,
+            decode,
+            hashes,
+            len(tokens),
+            uncached,
+            ttft_s=predicted_ttft_s(prefill, uncached),
+            tpot_s=predicted_tpot_s(decode),
+        )
+
+    def _prefill(self, workers: Sequence[Worker], hashes: Sequence[bytes], tokens: int) -> Worker:
+        """The one with the least predicted TTFT; popular prefixes favour nobody."""
+        popular = self._popular.leading(hashes, len(workers))
+        costs = [
+            predicted_ttft_s(
+                worker,
+                uncached_tokens(
+                    tokens, max(popular, worker.held.leading(hashes)), worker.block_size
+                ),
+            )
+            for worker in workers
+        ]
+        return workers[cheapest(costs, [worker.load for worker in workers], self._rng)]
+
+    def _decode(self, workers: Sequence[Worker], tokens: int) -> Worker:
+        """The one with the least predicted TPOT among those that have room now."""
+        roomy = [worker for worker in workers if _has_room(worker, tokens)] or workers
+        costs = [predicted_tpot_s(worker) for worker in roomy]
+        return roomy[cheapest(costs, [worker.load for worker in roomy], self._rng)]
+
+
+def predicted_ttft_s(prefill: Worker, uncached: int) -> float:
+    """Time until a prompt sent now has its first token: what waits there, then the prompt."""
+    account = prefill.account
+    waiting_s = prefill.speed.seconds(account.waiting_tokens, account.waiting_prompts)
+    return waiting_s + prefill.speed.seconds(uncached)
+
+
+def predicted_tpot_s(decode: Worker) -> float:
+    """Time per token once one more request is in the running batch."""
+    return decode.speed.seconds(decode.load + 1)
+
+
+def _has_room(decode: Worker, tokens: int) -> bool:
+    free = decode.account.free_blocks
+    return free is None or free >= _blocks(tokens, decode)
+
+
+def _blocks(tokens: int, worker: Worker) -> int:
+    """Blocks for a prompt and the first tokens of its answer."""
+    return tokens // worker.block_size + 1
+
+
+async def _hashes(
+    work: Work, expanded: ExpandedPrompt, tokens: Sequence[int], block_size: int
+) -> list[bytes]:
+    images = [
+        HashedRun(image.offset, image.length, work.prompt.images[image.plan.index].digest)
+        for image in expanded.images
+    ]
+    if len(tokens) <= _LOOP_TOKENS:
+        return block_hashes(tokens, images, block_size)
+    return await asyncio.to_thread(block_hashes, tokens, images, block_size)
