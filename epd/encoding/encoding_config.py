@@ -7,6 +7,7 @@ from typing import Literal
 from blake3 import blake3
 
 from epd.config import option
+from epd.encoding.disk_tier import DiskTierConfig
 from epd.encoding.encode_batcher import BatcherConfig
 from epd.encoding.image_limits import READABLE_FORMATS, ImageLimits
 from epd.encoding.preprocess import PreprocessConfig
@@ -44,6 +45,15 @@ class EncodingConfig:
     )
     embedding_policy: Literal["s3fifo", "lru"] = option(
         "s3fifo", help="which cached embedding goes first"
+    )
+    embedding_disk_folder: str = option(
+        "", help="folder of a second cache tier on disk, one process at a time; empty is off"
+    )
+    embedding_disk_bytes: int = option(
+        4096 * _MIB, help="most bytes of that folder", unit="bytes", minimum=4096
+    )
+    embedding_disk_writes: int = option(
+        32, help="embeddings waiting to be written there, more are not written", minimum=1
     )
     embedding_lease_s: float = option(
         60.0, help="how long a handle lives without a renewal", unit="s", minimum=0.05
@@ -98,6 +108,17 @@ class EncodingConfig:
                 f"image_formats holds {', '.join(sorted(unknown)) or 'nothing'}, "
                 f"readable are {', '.join(READABLE_FORMATS)}"
             )
+
+    @property
+    def disk_tier(self) -> DiskTierConfig | None:
+        """The second tier; None when it is off."""
+        if not self.embedding_disk_folder:
+            return None
+        return DiskTierConfig(
+            Path(self.embedding_disk_folder).expanduser(),
+            self.embedding_disk_bytes,
+            self.embedding_disk_writes,
+        )
 
     @property
     def arena_bytes(self) -> int:

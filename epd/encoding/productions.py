@@ -4,11 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-import numpy as np
-import numpy.typing as npt
-
 from epd.encoding.embedding_cache import CacheEntry, EmbeddingCache, EntryState
-from epd.encoding.embedding_maker import EmbeddingMaker
+from epd.encoding.embedding_source import EmbeddingSource
 from epd.encoding.production import Production
 from epd.errors import (
     DeadlineExceededError,
@@ -25,24 +22,21 @@ class Productions:
     """Fills cache entries and keeps their accounts right, whatever happens. On the event loop.
 
     Args:
-        maker: Makes embeddings.
+        source: Fills entries.
         cache: Owner of the entries.
-        view: The memory of an entry.
         timeout_s: Longest time until the calls that wait hear of an end.
         changed: Called after each end.
     """
 
     def __init__(
         self,
-        maker: EmbeddingMaker,
+        source: EmbeddingSource,
         cache: EmbeddingCache,
-        view: Callable[[CacheEntry], npt.NDArray[np.uint8]],
         timeout_s: float,
         changed: Callable[[], None],
     ) -> None:
-        self._maker = maker
+        self._source = source
         self._cache = cache
-        self._view = view
         self._timeout_s = timeout_s
         self._changed = changed
         self._running: dict[CacheEntry, Production] = {}
@@ -77,7 +71,7 @@ class Productions:
         self._closed = True
 
     async def stop(self) -> None:
-        """Ends what is left, once the maker has stopped."""
+        """Ends what is left, once the source has stopped."""
         tasks = [one.task for one in self._running.values() if one.task is not None]
         for task in tasks:
             task.cancel()
@@ -89,9 +83,7 @@ class Productions:
         overdue = asyncio.get_running_loop().call_later(self._timeout_s, self._give_up, production)
         error: EpdError | None = None
         try:
-            production.stages = await self._maker.make(
-                production.data, entry.spec, self._view(entry)
-            )
+            production.stages = await self._source.fill(entry, production.data)
         except asyncio.CancelledError:
             error = RequestCancelledError("nobody waits for the image any more")
             if self._closed:
@@ -105,6 +97,7 @@ class Productions:
         del self._running[entry]
         if error is None and entry.state is EntryState.FILLING:
             self._cache.complete(entry)
+            self._source.keep(entry)
         else:
             if entry.state is EntryState.FILLING:
                 self._cache.withdraw(entry)

@@ -63,6 +63,12 @@ METRICS: Mapping[str, MetricSpec] = {
     names.EMBEDDING_BYTES_LIMIT: MetricSpec("gauge", "By", "Embedding memory in all"),
     names.EMBEDDING_CACHE_HITS: MetricSpec("total", "{image}", "Images found in the cache"),
     names.EMBEDDING_CACHE_QUERIES: MetricSpec("total", "{image}", "Images looked up"),
+    names.EMBEDDING_DISK_BYTES_USED: MetricSpec("gauge", "By", "Embeddings on disk"),
+    names.EMBEDDING_DISK_HITS: MetricSpec("total", "{image}", "Embeddings found whole on disk"),
+    names.EMBEDDING_DISK_QUERIES: MetricSpec("total", "{image}", "Embeddings looked up on disk"),
+    names.EMBEDDING_DISK_WRITES: MetricSpec("total", "{image}", "Embeddings written to disk"),
+    names.EMBEDDING_DISK_DROPPED: MetricSpec("total", "{image}", "Embeddings not written to disk"),
+    names.EMBEDDING_DISK_DAMAGED: MetricSpec("total", "{image}", "Embeddings damaged on disk"),
     names.PREFIX_CACHE_HITS: MetricSpec("total", "{token}", "Prompt tokens found in the cache"),
     names.PREFIX_CACHE_QUERIES: MetricSpec("total", "{token}", "Prompt tokens looked up"),
     names.MODEL_PARAMETERS: MetricSpec(

@@ -81,6 +81,8 @@ STAGE_SPANS = (
     SPAN_KV_WAIT,
     SPAN_DECODE,
 )
+#: A stage that shows in timings and is no span: an embedding came from the disk tier.
+STAGE_DISK_READ = "disk_read"
 EVENT_FIRST_TOKEN = "first_token"
 
 # Own attributes. Durations in nanoseconds where the name says so.
@@ -128,6 +130,12 @@ EMBEDDING_BYTES_QUARANTINED = "epd.embedding_cache.memory.quarantined"
 EMBEDDING_BYTES_LIMIT = "epd.embedding_cache.memory.limit"
 EMBEDDING_CACHE_HITS = "epd.embedding_cache.hit"
 EMBEDDING_CACHE_QUERIES = "epd.embedding_cache.query"
+EMBEDDING_DISK_BYTES_USED = "epd.embedding_disk.usage"
+EMBEDDING_DISK_HITS = "epd.embedding_disk.hit"
+EMBEDDING_DISK_QUERIES = "epd.embedding_disk.query"
+EMBEDDING_DISK_WRITES = "epd.embedding_disk.write"
+EMBEDDING_DISK_DROPPED = "epd.embedding_disk.dropped"
+EMBEDDING_DISK_DAMAGED = "epd.embedding_disk.damaged"
 PREFIX_CACHE_HITS = "epd.prefix_cache.hit"
 PREFIX_CACHE_QUERIES = "epd.prefix_cache.query"
 MODEL_PARAMETERS = "epd.model.parameter.count"
