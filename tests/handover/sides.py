@@ -34,6 +34,9 @@ SHAPE = KvLayout(
     block_size=16,
 )
 
+#: Ends a test that forgot to open a gate; no test waits for it.
+GATE_TIMEOUT_S = 60.0
+
 
 class Side:
     """A pool of ``num_blocks`` synthetic KV blocks that a transfer agent has registered."""
@@ -87,6 +90,10 @@ class DirectControl:
         self.error = None
         self.calls = []
 
+    def count(self, name):
+        """How many calls of this name there were."""
+        return sum(call[1] == name for call in self.calls)
+
     def _note(self, *call):
         self.calls.append((time.monotonic(), *call))
         if self.error is not None:
@@ -114,7 +121,7 @@ class Decode(Side):
 
     def __init__(self, transport, fabric, num_blocks=64, leases=None, checksum=False, **receiver):
         super().__init__(transport, "decode", num_blocks, fabric, digests=checksum)
-        leases = leases or LeaseConfig(progress_timeout_s=1.0, settle_grace_s=0.3, hold_s=0.5)
+        leases = leases or LeaseConfig(progress_timeout_s=60, settle_grace_s=0.3, hold_s=1.0)
         self.receiver = KvReceiver(
             self.pool,
             self.layout,
@@ -145,9 +152,20 @@ class Prefill(Side):
         self._noise = np.random.default_rng(7)
 
     def compute(
-        self, request_id, blocks, token_count, chunk=64, cached=0, pause_s=0.0, layers=None
+        self,
+        request_id,
+        blocks,
+        token_count,
+        chunk=64,
+        cached=0,
+        pause_s=0.0,
+        layers=None,
+        gates=None,
     ):
-        """What the engine thread does for one request: fill blocks, call the hook per layer."""
+        """What the engine thread does for one request: fill blocks, call the hook per layer.
+
+        ``gates`` maps layers to events that they wait for.
+        """
         for before in range(cached, token_count, chunk):
             after = min(before + chunk, token_count)
             for layer in itertools.islice(range(self.layout.layer_count), layers):
@@ -158,6 +176,8 @@ class Prefill(Side):
                         0, 256, self.layout.block_bytes, dtype=np.uint8
                     )
                 time.sleep(pause_s)
+                if gates and layer in gates:
+                    gates[layer].wait(GATE_TIMEOUT_S)
                 self.sender.on_layer(
                     layer,
                     [LayerProgress(request_id, tuple(blocks), before, after, token_count, cached)],
@@ -207,7 +227,7 @@ class Pair:
             await asyncio.to_thread(self.prefill.agent.stop)
             await asyncio.to_thread(self.decode.agent.stop)
 
-    async def idle(self, timeout_s=2.0):
+    async def idle(self, timeout_s=20.0):
         """Waits until nothing is held anywhere, then checks the books."""
         decode, prefill = self.decode, self.prefill
         await eventually(
@@ -226,7 +246,8 @@ class Pair:
         assert prefill.pool.num_used == 0
 
 
-async def eventually(condition, timeout_s=2.0):
+async def eventually(condition, timeout_s=20.0):
+    """Waits for a state that must come; the bound is for a machine that is busy elsewhere."""
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "condition not met in time"

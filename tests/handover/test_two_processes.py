@@ -48,14 +48,14 @@ class RemotePrefill:
     async def __aexit__(self, *_):
         if self.process.returncode is None:
             self.process.stdin.close()
-        await asyncio.wait_for(self.process.wait(), 20)
+        await asyncio.wait_for(self.process.wait(), 60)
         self.server.close()
 
     def tell(self, command):
         self.process.stdin.write(json.dumps(command).encode() + b"\n")
 
     async def answer(self):
-        return json.loads(await asyncio.wait_for(self.process.stdout.readline(), 20))
+        return json.loads(await asyncio.wait_for(self.process.stdout.readline(), 60))
 
     async def kill(self):
         self.process.kill()
@@ -86,7 +86,7 @@ class RemotePrefill:
 @pytest.fixture
 async def decode():
     side = await asyncio.to_thread(
-        Decode, "nixl", None, 64, LeaseConfig(progress_timeout_s=2.0, hold_s=0.5)
+        Decode, "nixl", None, 64, LeaseConfig(progress_timeout_s=60, hold_s=1.0)
     )
     running = asyncio.create_task(side.receiver.run())
     yield side
@@ -100,7 +100,7 @@ async def test_bytes_are_equal_and_counted_by_nixl(decode):
         for number, token_count in enumerate((100, 7, 256)):
             transfer_id = f"t{number}"
             prefill.tell({"transfer_id": transfer_id, "token_count": token_count, "chunk": 48})
-            sealed = await decode.receiver.wait_sealed(transfer_id, 10)
+            sealed = await decode.receiver.wait_sealed(transfer_id, 60)
             blocks = decode.receiver.take(transfer_id)
             answer = await prefill.answer()
             assert decode.content(blocks).hex() == answer["content"]
@@ -116,21 +116,21 @@ async def test_bytes_are_equal_and_counted_by_nixl(decode):
 async def test_prefill_killed_in_the_middle_of_a_write_costs_only_its_requests(decode):
     """F18, F16: the others live, its blocks wait for the hold time, a new process is a new peer."""
     async with RemotePrefill(decode) as doomed, RemotePrefill(decode) as living:
-        waiting = asyncio.create_task(decode.receiver.wait_sealed("a", 10))
+        waiting = asyncio.create_task(decode.receiver.wait_sealed("a", 60))
         doomed.tell({"transfer_id": "a", "token_count": 256, "pause_s": 0.2, "delay": {"1": 30}})
-        await eventually(lambda: decode.pool.num_used, 5)
+        await eventually(lambda: decode.pool.num_used)
         await asyncio.sleep(0.1)
         await doomed.kill()
         with pytest.raises(UnavailableError, match="was lost"):
             await waiting
         assert decode.pool.num_quarantined == 16
         living.tell({"transfer_id": "b", "token_count": 100})
-        await decode.receiver.wait_sealed("b", 10)
+        await decode.receiver.wait_sealed("b", 60)
         decode.pool.free(decode.receiver.take("b"))
-        await eventually(lambda: decode.pool.num_quarantined == 0, 2)
+        await eventually(lambda: decode.pool.num_quarantined == 0)
         async with RemotePrefill(decode) as again:
             again.tell({"transfer_id": "c", "token_count": 100})
-            await decode.receiver.wait_sealed("c", 10)
+            await decode.receiver.wait_sealed("c", 60)
             decode.pool.free(decode.receiver.take("c"))
         await eventually(lambda: decode.pool.num_free == decode.pool.num_blocks)
         decode.check()

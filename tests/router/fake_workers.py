@@ -199,6 +199,8 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
     def __init__(self, fabric: Fabric | None = None, **info: Any) -> None:
         super().__init__(fabric, **info)
         self.encode_s = 0.0
+        #: Holds images back as long as it is false.
+        self.ready_when: Callable[[], bool] = lambda: True
         self.lease_ms = 10_000
         self.held: set[str] = set()
         self.settled: list[bool] = []
@@ -227,6 +229,8 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
                     )
                 )
             await asyncio.sleep(self.encode_s)
+            while not self.ready_when():
+                await asyncio.sleep(0.005)
             for image in request.images:
                 yield encoder_pb2.EncodeResponse(
                     ready=encoder_pb2.Ready(

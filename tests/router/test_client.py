@@ -86,14 +86,14 @@ async def test_errors_are_typed(model: Path, fleet: Fleet) -> None:
         assert full.value.retry_after_s == 3
         fleet.prefill.prefill_s = 30
         with pytest.raises(errors.DeadlineExceededError):
-            await client.collect("hi", timeout_s=0.2)
+            await client.collect("hi", timeout_s=0.5)
     async with EpdClient("127.0.0.1:1") as nobody:
         with pytest.raises(errors.UnavailableError):
             await nobody.model()
 
 
 async def test_leaving_the_stream_cancels_the_request(model: Path, fleet: Fleet) -> None:
-    fleet.decode.token_s = 0.02
+    fleet.decode.token_s = 0.2  # minutes in all
     async with connected(model, fleet) as client:
         stream = client.generate("hi", sampling=Sampling(max_tokens=500))
         async for _ in stream:

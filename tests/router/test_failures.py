@@ -32,9 +32,9 @@ async def test_f34_prefills_rejection_reaches_the_client_while_decode_waits(
 ) -> None:
     fleet.prefill.failures = [InvalidRequestError("bad grid", field="images[0]")]
     async with running(*fleet.workers), router(model, fleet.workers) as served:
-        started = time.monotonic()
-        error = await failure(served.stub.Generate(request("hi", [b"image"])))
-        assert time.monotonic() - started < 1.0
+        # Decode waits for a seal that never comes: without an end from outside, for ever.
+        async with asyncio.timeout(20):
+            error = await failure(served.stub.Generate(request("hi", [b"image"])))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert error.details() == "bad grid"
         await eventually(lambda: fleet.decode.open_calls == 0)
@@ -59,11 +59,10 @@ async def test_f34_prefills_error_wins_over_what_decode_says_in_consequence(
 
 async def test_f35_a_failed_decode_call_cancels_prefills_work(model: Path, fleet: Fleet) -> None:
     fleet.decode.failures = [InvalidRequestError("no", field="x")]
-    fleet.prefill.prefill_s = 30
+    fleet.prefill.prefill_s = 60
     async with running(*fleet.workers), router(model, fleet.workers) as served:
-        started = time.monotonic()
-        error = await failure(served.stub.Generate(request("hi", [b"image"])))
-        assert time.monotonic() - started < 1.0
+        async with asyncio.timeout(20):
+            error = await failure(served.stub.Generate(request("hi", [b"image"])))
         assert error.details() == "no"
         await eventually(lambda: fleet.prefill.open_calls == 0)
         await eventually(lambda: not fleet.encoder.held)
@@ -97,21 +96,21 @@ async def test_a_failed_encode_cancels_its_siblings_and_releases_their_handles(
 
 async def test_leases_are_renewed_while_other_images_are_encoded(model: Path, fleet: Fleet) -> None:
     fleet.encoder.lease_ms = 150
-    fleet.encoder.encode_s = 0.5
+    fleet.encoder.ready_when = lambda: fleet.encoder.renewals >= 2
     async with running(*fleet.workers), router(model, fleet.workers) as served:
         answer = await collect(served.stub.Generate(request("hi", [b"one", b"two"])))
     assert len(answer.token_ids) == 8
-    assert fleet.encoder.renewals >= 2
 
 
 async def test_an_embedding_that_the_encoder_has_dropped_is_encoded_again(
     model: Path, fleet: Fleet
 ) -> None:
     fleet.encoder.lease_ms = 60
-    fleet.encoder.encode_s = 0.5
+    fleet.encoder.encode_s = 60
     async with running(*fleet.workers), router(model, fleet.workers) as served:
         reading = asyncio.create_task(collect(served.stub.Generate(request("hi", [b"one"]))))
         await eventually(lambda: bool(fleet.encoder.held))
+        fleet.encoder.encode_s = 0  # for the next call
         fleet.encoder.held.clear()
         answer = await reading
     assert answer.completion is not None
@@ -124,7 +123,7 @@ async def test_cancel_reaches_every_leg_and_releases_handles(
 ) -> None:
     slow = {"encode": "encode_s", "prefill": "prefill_s", "decode": "token_s"}[stage]
     worker = {"encode": fleet.encoder, "prefill": fleet.prefill, "decode": fleet.decode}[stage]
-    setattr(worker, slow, 30.0)
+    setattr(worker, slow, 60.0)
     async with running(*fleet.workers), router(model, fleet.workers) as served:
         call = served.stub.Generate(request("hi", [b"image"], request_id="again"))
         reading = asyncio.create_task(collect(call))
@@ -143,19 +142,20 @@ async def test_cancel_reaches_every_leg_and_releases_handles(
 async def test_the_clients_deadline_is_passed_on_and_ends_every_leg(
     model: Path, fleet: Fleet
 ) -> None:
-    fleet.prefill.prefill_s = 30
+    fleet.prefill.prefill_s = 60
     async with running(*fleet.workers), router(model, fleet.workers) as served:
-        error = await failure(served.stub.Generate(request(), timeout=0.3))
+        error = await failure(served.stub.Generate(request(), timeout=3))
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await eventually(lambda: all(worker.open_calls == 0 for worker in fleet.workers))
-    assert 0 < fleet.prefill.time_left_s[0] <= 0.3
-    assert 0 < fleet.decode.time_left_s[0] <= 0.3
+    # The router's own deadline is minutes. What gRPC says is left may be rounded up.
+    assert 0 < fleet.prefill.time_left_s[0] < 10
+    assert 0 < fleet.decode.time_left_s[0] < 10
 
 
 async def test_the_routers_own_deadline_holds_when_the_client_gives_none(
     model: Path, fleet: Fleet
 ) -> None:
-    fleet.decode.token_s = 0.05
+    fleet.decode.token_s = 60
     async with (
         running(*fleet.workers),
         router(model, fleet.workers, request_timeout_s="0.3") as served,
@@ -166,16 +166,16 @@ async def test_the_routers_own_deadline_holds_when_the_client_gives_none(
 
 
 async def test_the_first_token_has_a_budget_of_its_own(model: Path, fleet: Fleet) -> None:
-    fleet.prefill.prefill_s = 30
+    fleet.prefill.prefill_s = 60
     async with (
         running(*fleet.workers),
-        router(model, fleet.workers, first_token_timeout_s="0.2") as served,
+        router(model, fleet.workers, first_token_timeout_s="1.5") as served,
     ):
         error = await failure(served.stub.Generate(request()))
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert error_from_rpc(error).reason == "FIRST_TOKEN_TIMEOUT"
         # Once there is a token, only the deadline counts.
-        fleet.prefill.prefill_s, fleet.decode.token_s = 0, 0.05
+        fleet.prefill.prefill_s, fleet.decode.token_s = 0, 0.3
         answer = await collect(served.stub.Generate(request(max_tokens=8)))
     assert len(answer.token_ids) == 8
 

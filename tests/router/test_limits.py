@@ -19,7 +19,7 @@ from tests.router.model_folder import CONTEXT_LENGTH
 async def test_f45_a_second_live_request_with_the_same_id_is_refused(
     model: Path, fleet: Fleet
 ) -> None:
-    fleet.decode.token_s = 0.03
+    fleet.decode.token_s = 0.3
     async with running(*fleet.workers), router(model, fleet.workers) as served:
         first = asyncio.create_task(collect(served.stub.Generate(request(request_id="mine"))))
         await eventually(lambda: fleet.decode.emitted > 0)
@@ -34,7 +34,7 @@ async def test_f45_a_second_live_request_with_the_same_id_is_refused(
 
 
 async def test_a_full_router_refuses_with_a_hint_when_to_retry(model: Path, fleet: Fleet) -> None:
-    fleet.prefill.prefill_s = 30
+    fleet.prefill.prefill_s = 60
     async with running(*fleet.workers), router(model, fleet.workers, max_requests="2") as served:
         calls = [served.stub.Generate(request()) for _ in range(2)]
         await eventually(lambda: fleet.prefill.open_calls == 2)
@@ -46,7 +46,7 @@ async def test_a_full_router_refuses_with_a_hint_when_to_retry(model: Path, flee
 
 
 async def test_the_image_bytes_of_all_live_requests_are_bounded(model: Path, fleet: Fleet) -> None:
-    fleet.prefill.prefill_s = 30
+    fleet.prefill.prefill_s = 60
     async with (
         running(*fleet.workers),
         router(model, fleet.workers, max_live_image_bytes="100") as served,

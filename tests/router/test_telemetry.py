@@ -30,10 +30,16 @@ def record(served: RunningRouter) -> InMemorySpanExporter:
     return exporter
 
 
-async def spans_by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
-    await eventually(lambda: any(s.name == SERVER for s in exporter.get_finished_spans()))
-    await asyncio.sleep(0.05)
-    return {span.name: span for span in exporter.get_finished_spans()}
+async def spans_by_name(exporter: InMemorySpanExporter, *wanted: str) -> dict[str, ReadableSpan]:
+    """The spans that have ended, as soon as the wanted ones and the server's are among them."""
+    spans: dict[str, ReadableSpan] = {}
+
+    def complete() -> bool:
+        spans.update({span.name: span for span in exporter.get_finished_spans()})
+        return spans.keys() >= {SERVER, *wanted}
+
+    await eventually(complete)
+    return spans
 
 
 async def test_the_genai_span_is_between_the_server_span_and_the_calls(
@@ -43,13 +49,17 @@ async def test_the_genai_span_is_between_the_server_span_and_the_calls(
         exporter = record(served)
         message = request("secret question", [b"i"], seed=7, stop=["zzz"])
         answer = await collect(served.stub.Generate(message))
-        spans = await spans_by_name(exporter)
+        names = [
+            "epd.v1.EncoderService/Encode",
+            "epd.v1.PrefillService/Prefill",
+            "epd.v1.DecodeService/Decode",
+        ]
+        spans = await spans_by_name(exporter, "chat m", *names)
     chat = spans["chat m"]
     assert chat.parent is not None
     assert chat.parent.span_id == spans[SERVER].context.span_id
-    for method in ("Encoder", "Prefill", "Decode"):
-        verb = "Encode" if method == "Encoder" else method
-        child = spans[f"epd.v1.{method}Service/{verb}"]
+    for name in names:
+        child = spans[name]
         assert child.parent is not None
         assert child.parent.span_id == chat.context.span_id
         assert (child.attributes or {})["rpc.response.status_code"] == "OK"
