@@ -21,6 +21,7 @@ from epd.v1 import router_pb2_grpc
 from services.router.admission import Admission
 from services.router.config import FleetConfig, PrefixConfig, RouterConfig
 from services.router.dispatcher import Dispatcher, DispatchTimings
+from services.router.encoder_placement import EncoderPlacement
 from services.router.limits import RequestLimits
 from services.router.prompt import PromptBuilder
 from services.router.registry import WorkerRegistry
@@ -159,6 +160,7 @@ def _dispatcher(
             control_timeout_s=bounds.control_timeout_s,
         ),
         facts.image_token_id,
+        EncoderPlacement(config.fleet.placed_images),
         counter(context.telemetry.meter, semconv.ROUTE_AFFINITY_HIT),
         random.Random(),
     )

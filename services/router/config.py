@@ -22,6 +22,9 @@ class FleetConfig:
         help="always: prefill and decode apart; null: unified decode workers alone; auto: always "
         "where there is a prefill worker",
     )
+    placed_images: int = option(
+        65_536, help="images of which the router remembers the encoder", unit="images", minimum=1
+    )
     discovery_period_s: float = option(
         1.0, help="time between two look-ups of dns: items", unit="s", minimum=0.05
     )

@@ -12,6 +12,7 @@ from epd.errors import InvalidRequestError, UnavailableError
 from epd.rpc.request_context import new_id
 from services.router.attempt import Outcome, Work
 from services.router.encode_stage import encode
+from services.router.encoder_placement import EncoderPlacement
 from services.router.handles import HandleSet
 from services.router.leg import LegFailedError
 from services.router.local_attempt import LocalAttempt
@@ -53,6 +54,7 @@ class Dispatcher:
         timings: Bounds.
         anchor_token_id: The token that stands for an image in a rendered prompt, for ``null`` mode;
             None where the model folder does not name it.
+        placement: Chooses encoders.
         affinity_hits: Counts images that went to the encoder that holds them.
         rng: Breaks ties.
     """
@@ -64,6 +66,7 @@ class Dispatcher:
         mode: DisaggregationMode,
         timings: DispatchTimings,
         anchor_token_id: int | None,
+        placement: EncoderPlacement,
         affinity_hits: Counter,
         rng: random.Random,
     ) -> None:
@@ -72,6 +75,7 @@ class Dispatcher:
         self._mode = mode
         self._timings = timings
         self._anchor_token_id = anchor_token_id
+        self._placement = placement
         self._affinity_hits = affinity_hits
         self._rng = rng
         self._placer = Placer(rng)
@@ -154,15 +158,16 @@ class Dispatcher:
         if not prompt.images:
             expanded = ExpandedPrompt(prompt.token_ids, (), 0)
         else:
+            encoders = self._pool(self._registry.available(Role.ENCODER), work, "encoder")
+            groups, first_choices = self._placement.place(prompt.images, encoders)
+            self._affinity_hits.add(first_choices)
             encoded = await encode(
                 work.request_id,
-                prompt.images,
-                self._pool(self._registry.available(Role.ENCODER), work, "encoder"),
+                [(worker, group) for worker, group in zip(encoders, groups, strict=True) if group],
                 handles,
                 work.deadline,
                 until_ready=until_ready,
             )
-            self._affinity_hits.add(encoded.home_picks)
             work.path.add_window("encoder", encoded.timings_ns, encoded.service_ns, encoded.wall_ns)
             expanded = expand(prompt.token_ids, encoded.in_order())
         work.prompt_tokens = len(expanded.token_ids)

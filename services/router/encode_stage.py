@@ -13,7 +13,6 @@ from epd.wire.timings import timings_from_proto
 from services.router.deadline import Deadline
 from services.router.handles import HandleSet
 from services.router.leg import run_leg
-from services.router.pick import by_affinity
 from services.router.placeholders import ImagePlan
 from services.router.prompt import SourceImage
 from services.router.workers import Worker
@@ -27,7 +26,6 @@ class EncodedImages:
     timings_ns: Mapping[str, int] = field(default_factory=dict)
     service_ns: int = 0
     wall_ns: int = 0
-    home_picks: int = 0
 
     def in_order(self) -> list[ImagePlan]:
         """The plans in the order of the images."""
@@ -36,14 +34,13 @@ class EncodedImages:
 
 async def encode(
     request_id: str,
-    images: Sequence[SourceImage],
-    encoders: Sequence[Worker],
+    groups: Sequence[tuple[Worker, Sequence[SourceImage]]],
     handles: HandleSet,
     deadline: Deadline,
     *,
     until_ready: bool = True,
 ) -> EncodedImages:
-    """Sends each image to the encoder that probably holds it; one call per encoder, in parallel.
+    """Sends every encoder its images; one call per encoder, in parallel.
 
     The first call that fails cancels the others. All handles land in the given set, whose owner
     gives them back. With ``until_ready`` off it is enough that all images are planned.
@@ -53,7 +50,6 @@ async def encode(
     """
     started_ns = time.monotonic_ns()
     encoded = EncodedImages()
-    groups = _group(images, encoders, encoded)
     try:
         with contextlib.ExitStack() as bookings:
             for worker, group in groups:
@@ -77,18 +73,6 @@ async def encode(
         raise root_error(group_error) from None
     encoded.wall_ns = time.monotonic_ns() - started_ns
     return encoded
-
-
-def _group(
-    images: Sequence[SourceImage], encoders: Sequence[Worker], encoded: EncodedImages
-) -> list[tuple[Worker, list[SourceImage]]]:
-    """Images by encoder. Equal images of one request meet at one encoder."""
-    groups: list[list[SourceImage]] = [[] for _ in encoders]
-    for image in images:
-        pick = by_affinity(image.digest, encoders, [len(group) for group in groups])
-        groups[pick.position].append(image)
-        encoded.home_picks += pick.is_home
-    return [(worker, group) for worker, group in zip(encoders, groups, strict=True) if group]
 
 
 async def _call(

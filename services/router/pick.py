@@ -1,16 +1,11 @@
 """Which workers a request goes to. Pure functions over what is known at this moment."""
 
-import math
 import random
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeVar
-
-from blake3 import blake3
+from typing import Protocol, TypeVar
 
 from services.router.workers import Worker
 
-#: How far above the mean load an encoder may be before content affinity gives way.
-AFFINITY_LOAD_FACTOR = 1.25
 #: Predicted times that differ by less than either are equal: a prediction is no better than that.
 TIE_SHARE = 0.2
 TIE_S = 0.005
@@ -35,14 +30,6 @@ class Addressed(Loaded, Protocol):
 
 
 L = TypeVar("L", bound=Loaded)
-A = TypeVar("A", bound=Addressed)
-
-
-class AffinityPick(NamedTuple):
-    """The position of the chosen one, and whether it is the content's first choice."""
-
-    position: int
-    is_home: bool
 
 
 def least_loaded(candidates: Sequence[L], rng: random.Random) -> L:
@@ -69,28 +56,6 @@ def cheapest(costs: Sequence[float], loads: Sequence[int], rng: random.Random) -
 def uncached_tokens(tokens: int, held_blocks: int, block_size: int) -> int:
     """Tokens of a prompt left to compute: a token must be, or there is nothing to draw from."""
     return max(1, tokens - held_blocks * block_size)
-
-
-def by_affinity(digest: bytes, candidates: Sequence[A], added: Sequence[int]) -> AffinityPick:
-    """The candidate that probably holds this content, unless it is overloaded.
-
-    Every content has its own order of the candidates (rendezvous hashing), so when one comes or
-    goes only its own contents move. The first in that order whose load stays within
-    :data:`AFFINITY_LOAD_FACTOR` times the mean is taken; there always is one.
-
-    Args:
-        digest: Content digest of the image.
-        candidates: At least one.
-        added: Per candidate, work already planned for it but not yet in its load.
-    """
-    loads = [candidate.load + extra for candidate, extra in zip(candidates, added, strict=True)]
-    limit = math.ceil(AFFINITY_LOAD_FACTOR * (sum(loads) + 1) / len(candidates))
-    order = sorted(
-        range(len(candidates)),
-        key=lambda index: blake3(digest + candidates[index].address.encode()).digest(),
-    )
-    chosen = next(index for index in order if loads[index] + 1 <= limit)
-    return AffinityPick(chosen, is_home=chosen == order[0])
 
 
 def without(workers: Sequence[Worker], avoid: frozenset[str]) -> Sequence[Worker]:

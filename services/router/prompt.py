@@ -8,6 +8,7 @@ from typing import Any
 
 from epd.errors import InvalidRequestError, UnavailableError
 from epd.image_digest import image_digest
+from epd.image_size import estimated_pixels
 from epd.text.chat_template import ChatTemplate, require_template
 from epd.text.guarded_text import ControlTokenGuard
 from epd.text.tokenizer import Tokenizer
@@ -18,11 +19,12 @@ from services.router.workers import ServedModel
 
 @dataclass(frozen=True)
 class SourceImage:
-    """An image of the request: its place, file and content digest (32 bytes)."""
+    """An image of the request: its place, file, content digest (32 bytes) and rough size."""
 
     index: int
     data: bytes
     digest: bytes
+    pixels: int
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,10 @@ class PromptBuilder:
             case Conversation():
                 images = tuple(
                     SourceImage(
-                        index, data, image_digest(model.digest, model.processor_digest, data)
+                        index,
+                        data,
+                        image_digest(model.digest, model.processor_digest, data),
+                        estimated_pixels(data),
                     )
                     for index, data in enumerate(source.images)
                 )
