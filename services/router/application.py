@@ -26,9 +26,10 @@ from services.router.limits import RequestLimits
 from services.router.prompt import PromptBuilder
 from services.router.registry import WorkerRegistry
 from services.router.retry import RetryPolicy
+from services.router.retry_budget import RetryBudget
 from services.router.router import Router, RouterParts
 from services.router.servicer import RouterServicer
-from services.router.worker_maker import CacheView, WorkerMaker
+from services.router.worker_maker import BreakerBounds, CacheView, WorkerMaker
 from services.router.worker_watch import WatchTimings
 from services.router.workers import Role
 
@@ -54,7 +55,10 @@ async def application(config: RouterConfig, context: ServiceContext) -> AsyncIte
         _discoveries(config.fleet),
         channels,
         _watch_timings(config.fleet),
-        WorkerMaker(_cache_view(config.prefixes)),
+        WorkerMaker(
+            _cache_view(config.prefixes),
+            BreakerBounds(config.fleet.breaker_faults, config.fleet.breaker_open_s),
+        ),
         model_name=config.model_name or config.model.resolve().name,
         model_digest=config.model_digest,
     )
@@ -188,6 +192,7 @@ def _parts(
             backoff_s=bounds.retry_backoff_s,
             max_backoff_s=bounds.retry_max_backoff_s,
         ),
+        budget=RetryBudget(bounds.retry_burst, bounds.retry_share),
         telemetry=context.telemetry,
         metrics=GenAiMetrics(
             context.telemetry.meter, config.model_name or config.model.resolve().name

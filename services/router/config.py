@@ -43,6 +43,12 @@ class FleetConfig:
     worker_leave_grace_s: float = option(
         60.0, help="how long requests may go on at a worker that left the set", unit="s", minimum=0
     )
+    breaker_faults: int = option(
+        5, help="server faults in a row after which a worker gets probes only", minimum=1
+    )
+    breaker_open_s: float = option(
+        2.0, help="time between two probes of such a worker", unit="s", minimum=0.01
+    )
     worker_wait_s: float = option(
         30.0,
         help="how long the start waits for workers before serving without them",
@@ -97,6 +103,12 @@ class RequestConfig:
         1024, help="tokens kept for a client that reads slowly", unit="tokens", minimum=1
     )
     max_attempts: int = option(3, help="failed attempts after which a request fails", minimum=1)
+    retry_burst: int = option(
+        100, help="retries of all requests together that may come at once", minimum=0
+    )
+    retry_share: float = option(
+        0.2, help="retries that each request adds to those", minimum=0, maximum=1
+    )
     retry_backoff_s: float = option(
         0.05, help="wait before the second retry, doubled each time", unit="s", minimum=0
     )

@@ -17,9 +17,9 @@ from services.router.handles import HandleSet
 from services.router.leg import LegFailedError
 from services.router.local_attempt import LocalAttempt
 from services.router.pair_attempt import PairAttempt
-from services.router.pick import least_loaded, without
+from services.router.pick import closed, least_loaded, without
 from services.router.placeholders import ExpandedPrompt, expand
-from services.router.placement import Placement, Placer
+from services.router.placement import Placement, Placer, hashed_prompt
 from services.router.registry import WorkerRegistry
 from services.router.worker_requests import local_request
 from services.router.workers import Role, Worker
@@ -175,18 +175,20 @@ class Dispatcher:
         return expanded
 
     async def _place(self, work: Work, expanded: ExpandedPrompt) -> Placement:
+        # Hashed first: between the choice and the booking nothing must come in between.
+        prompt = await hashed_prompt(work, expanded, self._registry.available(Role.PREFILL))
         prefills = self._pool(self._registry.available(Role.PREFILL), work, "prefill")
         decodes = self._pool(self._registry.available(Role.DECODE), work, "decode")
         # Prefill workers need not be paired with unified ones.
         decodes = [worker for worker in decodes if not worker.info.unified] or decodes
-        return await self._placer.place(work, expanded, prefills, decodes)
+        return self._placer.place(prompt, prefills, decodes)
 
     def _pool(self, workers: list[Worker], work: Work, kind: str) -> list[Worker]:
         if not workers:
             raise UnavailableError(
                 f"no {kind} worker takes requests", reason=f"NO_{kind.upper()}_WORKER"
             )
-        return list(without(workers, frozenset(work.avoid)))
+        return list(closed(without(workers, frozenset(work.avoid))))
 
     def _unified(self) -> list[Worker]:
         return [worker for worker in self._registry.available(Role.DECODE) if worker.info.unified]

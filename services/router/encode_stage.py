@@ -53,6 +53,7 @@ async def encode(
     try:
         with contextlib.ExitStack() as bookings:
             for worker, group in groups:
+                worker.breaker.begin()
                 bookings.enter_context(worker.account.booked(len(group)))
             async with asyncio.TaskGroup() as tasks:
                 keeper = tasks.create_task(handles.keep_alive())

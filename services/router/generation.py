@@ -15,6 +15,7 @@ from services.router.dispatcher import Dispatcher
 from services.router.leg import LegFailedError
 from services.router.output import OutputStream
 from services.router.retry import RetryPolicy, lost_finish
+from services.router.retry_budget import RetryBudget
 from services.router.workers import Role
 
 _log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Generation:
         dispatcher: Runs attempts.
         policy: When to try again.
         bounds: Further ends.
+        budget: What all requests' retries come from.
         retries: Counts attempts after the first.
         on_first_token: Called once, when the first token is there.
     """
@@ -59,6 +61,7 @@ class Generation:
         dispatcher: Dispatcher,
         policy: RetryPolicy,
         bounds: GenerationBounds,
+        budget: RetryBudget,
         retries: Counter,
         on_first_token: Callable[[], None],
     ) -> None:
@@ -68,6 +71,7 @@ class Generation:
         self._dispatcher = dispatcher
         self._policy = policy
         self._bounds = bounds
+        self._budget = budget
         self._retries = retries
         self._on_first_token = on_first_token
         self._attempts = 0
@@ -98,6 +102,7 @@ class Generation:
         return self._completion(reason)
 
     async def _until_finished(self) -> FinishReason:
+        self._budget.request()
         while True:
             self._attempts += 1
             if self._attempts > 1:
@@ -134,6 +139,9 @@ class Generation:
             started=bool(self._work.emitted),
         )
         if not again:
+            raise error
+        if not self._budget.take():
+            _log.warning("attempt %d failed and no retry is left in the budget", self._attempts)
             raise error
         _log.warning("attempt %d failed, trying again: %s", self._attempts, error)
 

@@ -37,13 +37,18 @@ async def run_leg(worker: Worker, call: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({leg, gone}, return_when=asyncio.FIRST_COMPLETED)
         # A channel that is closed under a call cancels it: that is a loss too, not a cancel.
         if leg.done() and not leg.cancelled():
-            return leg.result()
+            result = leg.result()
+            worker.breaker.succeeded()
+            return result
         raise UnavailableError(
             f"{worker.role.value} worker {worker.address} was lost", reason=WORKER_LOST
         )
-    except grpc.aio.AioRpcError as error:
-        raise LegFailedError(worker, error_from_rpc(error)) from error
+    except grpc.aio.AioRpcError as raised:
+        error = error_from_rpc(raised)
+        worker.breaker.failed(error)
+        raise LegFailedError(worker, error) from raised
     except EpdError as error:
+        worker.breaker.failed(error)
         raise LegFailedError(worker, error) from error
     finally:
         await cancel_and_wait(leg, gone)

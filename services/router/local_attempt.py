@@ -33,6 +33,7 @@ class LocalAttempt:
         Raises:
             LegFailedError: the worker failed or was lost.
         """
+        self._worker.breaker.begin()
         with self._worker.account.booked():
             return await run_leg(self._worker, self._run())
 
@@ -48,6 +49,7 @@ class LocalAttempt:
                 now_ns = time.monotonic_ns()
                 match response.WhichOneof("event"):
                     case "started":
+                        self._worker.breaker.succeeded()
                         started = response.started
                         reported = timings_from_proto(started.timings)
                         path.add_window("decode", reported, started.service_ns, now_ns - mark_ns)

@@ -89,6 +89,8 @@ class PairAttempt:
     def _book(self, bookings: contextlib.ExitStack) -> Booking:
         """Books both workers until the stack is left; returns the booking at prefill."""
         placement = self._placement
+        self._prefill.breaker.begin()
+        self._decode.breaker.begin()
         bookings.enter_context(self._decode.account.booked(blocks=placement.blocks))
         booking = self._prefill.account.book(
             prompt_tokens=placement.prompt_tokens, uncached_tokens=placement.uncached_tokens
@@ -183,6 +185,7 @@ class PairAttempt:
                 match response.WhichOneof("event"):
                     case "started":
                         self._started_ns = time.monotonic_ns()
+                        self._decode.breaker.succeeded()
                         reported = timings_from_proto(response.started.timings)
                         self._queue_ns = reported.get("queue", 0)
                     case "tokens":

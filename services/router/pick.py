@@ -63,6 +63,14 @@ def without(workers: Sequence[Worker], avoid: frozenset[str]) -> Sequence[Worker
     return [worker for worker in workers if worker.info.instance_id not in avoid] or workers
 
 
+def closed(workers: Sequence[Worker]) -> Sequence[Worker]:
+    """Workers whose circuit breaker lets a request through; all when none does.
+
+    A worker that failed lately is better than none, so a breaker never refuses a request.
+    """
+    return [worker for worker in workers if worker.breaker.allows] or workers
+
+
 def pairing_partners(prefill: Worker, decodes: Sequence[Worker]) -> list[Worker]:
     """Decode workers that KV of the prefill worker fits."""
     return [decode for decode in decodes if decode.info.pairing == prefill.info.pairing]

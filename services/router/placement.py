@@ -27,6 +27,15 @@ class HashedRun:
 
 
 @dataclass(frozen=True)
+class HashedPrompt:
+    """A prompt as caches see it: its length and the hashes of its full blocks."""
+
+    tokens: int
+    hashes: Sequence[bytes]
+    is_replay: bool
+
+
+@dataclass(frozen=True)
 class Placement:
     """A chosen pair.
 
@@ -65,12 +74,8 @@ class Placer:
         self._rng = rng
         self._popular = PopularPrefixes()
 
-    async def place(
-        self,
-        work: Work,
-        expanded: ExpandedPrompt,
-        prefills: Sequence[Worker],
-        decodes: Sequence[Worker],
+    def place(
+        self, prompt: HashedPrompt, prefills: Sequence[Worker], decodes: Sequence[Worker]
     ) -> Placement:
         """The pair for a request.
 
@@ -83,18 +88,17 @@ class Placer:
                 f"no prefill worker fits a decode worker: {prefills[0].info.pairing} and "
                 f"{decodes[0].info.pairing}"
             )
-        tokens = [*expanded.token_ids, *work.emitted]
-        hashes = await _hashes(work, expanded, tokens, fitting[0].block_size)
-        if not work.emitted:
+        hashes, tokens = prompt.hashes, prompt.tokens
+        if not prompt.is_replay:
             self._popular.add(hashes)
-        prefill = self._prefill(fitting, hashes, len(tokens))
-        decode = self._decode(pairing_partners(prefill, decodes), len(tokens))
-        uncached = uncached_tokens(len(tokens), prefill.held.leading(hashes), prefill.block_size)
+        prefill = self._prefill(fitting, hashes, tokens)
+        decode = self._decode(pairing_partners(prefill, decodes), tokens)
+        uncached = uncached_tokens(tokens, prefill.held.leading(hashes), prefill.block_size)
         return Placement(
             prefill,
             decode,
             hashes,
-            len(tokens),
+            tokens,
             uncached,
             ttft_s=predicted_ttft_s(prefill, uncached),
             tpot_s=predicted_tpot_s(decode),
@@ -143,13 +147,20 @@ def _blocks(tokens: int, worker: Worker) -> int:
     return tokens // worker.block_size + 1
 
 
-async def _hashes(
-    work: Work, expanded: ExpandedPrompt, tokens: Sequence[int], block_size: int
-) -> list[bytes]:
+async def hashed_prompt(
+    work: Work, expanded: ExpandedPrompt, workers: Sequence[Worker]
+) -> HashedPrompt:
+    """Prompt and replayed tokens, hashed in the block size of these workers."""
+    tokens = [*expanded.token_ids, *work.emitted]
+    replay = bool(work.emitted)
+    if not workers:
+        return HashedPrompt(len(tokens), (), replay)
     images = [
         HashedRun(image.offset, image.length, work.prompt.images[image.plan.index].digest)
         for image in expanded.images
     ]
+    size = workers[0].block_size
     if len(tokens) <= _LOOP_TOKENS:
-        return block_hashes(tokens, images, block_size)
-    return await asyncio.to_thread(block_hashes, tokens, images, block_size)
+        return HashedPrompt(len(tokens), block_hashes(tokens, images, size), replay)
+    hashes = await asyncio.to_thread(block_hashes, tokens, images, size)
+    return HashedPrompt(len(tokens), hashes, replay)

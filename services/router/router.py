@@ -28,6 +28,7 @@ from services.router.output import OutputStream
 from services.router.prompt import PromptBuilder
 from services.router.registry import WorkerRegistry
 from services.router.retry import RetryPolicy
+from services.router.retry_budget import RetryBudget
 from services.router.telemetry import RequestRecord
 from services.router.workers import ServedModel
 
@@ -43,6 +44,7 @@ class RouterParts:
     admission: Admission
     limits: RequestLimits
     policy: RetryPolicy
+    budget: RetryBudget
     telemetry: Telemetry
     metrics: GenAiMetrics
     retries: Counter
@@ -137,6 +139,7 @@ class Router:
                 self._parts.dispatcher,
                 self._parts.policy,
                 bounds,
+                self._parts.budget,
                 self._parts.retries,
                 record.first_token,
             ).run()

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from services.router.breaker import CircuitBreaker
 from services.router.held_blocks import HeldBlocks
 from services.router.speed import MeasuredLine, WorkerSpeed
 from services.router.workers import Role, Worker, WorkerInfo
@@ -34,11 +35,20 @@ class CacheView:
     assumed_s: float
 
 
+@dataclass(frozen=True)
+class BreakerBounds:
+    """Of each worker's circuit breaker: faults in a row that open it, seconds between probes."""
+
+    faults: int
+    open_s: float
+
+
 class WorkerMaker:
     """Gives each worker its view of caches and its share in what all have measured."""
 
-    def __init__(self, view: CacheView) -> None:
+    def __init__(self, view: CacheView, bounds: BreakerBounds) -> None:
         self._view = view
+        self._bounds = bounds
         self._lines = {
             Role.PREFILL: MeasuredLine(_PREFILL_BASE_S, _PREFILL_TOKEN_S, _PREFILL_TYPICAL),
             Role.DECODE: MeasuredLine(_DECODE_STEP_S, _DECODE_STEP_PER_REQUEST_S, _DECODE_TYPICAL),
@@ -61,5 +71,6 @@ class WorkerMaker:
             info,
             channel,
             HeldBlocks(view.blocks, view.bridge_s, view.assumed_s),
+            CircuitBreaker(f"{role.value} {address}", self._bounds.faults, self._bounds.open_s),
             WorkerSpeed(self._lines[role]),
         )

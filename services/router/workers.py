@@ -11,6 +11,7 @@ from epd.v1.decode_pb2_grpc import DecodeServiceStub
 from epd.v1.encoder_pb2_grpc import EncoderServiceStub
 from epd.v1.prefill_pb2_grpc import PrefillServiceStub
 from services.router.account import WorkerAccount
+from services.router.breaker import CircuitBreaker
 from services.router.held_blocks import HeldBlocks
 from services.router.speed import WorkerSpeed
 
@@ -101,6 +102,7 @@ class Worker:
         info: What it says about itself.
         channel: The channel there.
         held: What its prefix cache holds.
+        breaker: Keeps requests away while it fails them.
         speed: How fast it computes prompts (prefill), or draws tokens (decode).
     """
 
@@ -111,6 +113,7 @@ class Worker:
         info: WorkerInfo,
         channel: grpc.aio.Channel,
         held: HeldBlocks,
+        breaker: CircuitBreaker,
         speed: WorkerSpeed,
     ) -> None:
         self.role = role
@@ -121,6 +124,7 @@ class Worker:
         self.decode = DecodeServiceStub(channel)
         self.account = WorkerAccount()
         self.held = held
+        self.breaker = breaker
         self.speed = speed
         #: Set for good once the process is taken for gone.
         self.gone = asyncio.Event()

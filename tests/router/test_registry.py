@@ -12,7 +12,7 @@ from epd.rpc.discovery import Discovery
 from epd.rpc.request_context import new_id
 from epd.telemetry.setup import start_telemetry
 from services.router.registry import WorkerRegistry
-from services.router.worker_maker import CacheView, WorkerMaker
+from services.router.worker_maker import BreakerBounds, CacheView, WorkerMaker
 from services.router.worker_watch import WatchTimings
 from services.router.workers import Role
 from tests.router.fake_workers import FakeDecode
@@ -43,7 +43,9 @@ async def registry(names: Names, port: int, digest: str = "") -> AsyncIterator[W
         {Role.DECODE: discovery},
         {Role.DECODE: pool},
         TIMINGS,
-        WorkerMaker(CacheView(events=True, blocks=100, bridge_s=1.0, assumed_s=1.0)),
+        WorkerMaker(
+            CacheView(events=True, blocks=100, bridge_s=1.0, assumed_s=1.0), BreakerBounds(5, 1.0)
+        ),
         model_name="m",
         model_digest=digest,
     )
