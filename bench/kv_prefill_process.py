@@ -33,7 +33,7 @@ class PrefillProcess:
         memory = ((self._kv.memory.segment, "DRAM"), (slots.segment, "DRAM"))
         self._agent = open_endpoint("nixl", "prefill", uuid.uuid4().hex, memory)
         self._raw = RawNixl("raw-prefill", self._kv.memory.segment, self._agent.config.poll_s)
-        self._sender = KvSender(self._agent, self._kv.layout, slots)
+        self._sender = KvSender(self._agent, self._kv.layout, slots, self._kv.read_block)
         self._kv.fill(0)
 
     async def meet(self, port: int, agent: str, layout: str, raw: str) -> dict[str, Any]:
@@ -75,16 +75,17 @@ class PrefillProcess:
         """
         token_count = len(local) * SHAPE.block_size
         async with self._sender.push(transfer_id, transfer_id, self._target, token_count) as push:
-            started_ns = time.monotonic_ns()
-            await asyncio.to_thread(self._write_layers, push, local, token_count)
+            started_ns = await asyncio.to_thread(self._write_layers, push, local, token_count)
             await self._sender.finish(push, 1, 0.0, time.monotonic_ns())
         return started_ns
 
-    def _write_layers(self, push: KvPush, local: list[int], token_count: int) -> None:
-        """What the engine thread does."""
+    def _write_layers(self, push: KvPush, local: list[int], token_count: int) -> int:
+        """What the engine thread does; when it began."""
+        started_ns = time.monotonic_ns()
         progress = LayerProgress(push.request_id, tuple(local), 0, token_count, token_count, 0)
         for layer in range(SHAPE.layer_count):
             self._sender.on_layer(layer, (progress,))
+        return started_ns
 
     async def checksum(self, blocks: list[int]) -> int:
         """Of some blocks."""

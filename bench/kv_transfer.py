@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> Outcome:
             for size in options.sizes:
                 samples = pair.measure(size, options.rounds, options.seed)
                 raw += samples
-                found = ratio(samples, f"raw", "epd")
+                found = ratio(samples, "raw", "epd")
                 table.add_row(
                     transport,
                     str(size),
@@ -67,7 +67,6 @@ class _Pair:
         num_blocks = blocks_of(largest * MIB) * 3 // 2
         self.decode = LineProcess("bench.kv_decode_process", num_blocks, env=env)
         self.prefill = LineProcess("bench.kv_prefill_process", num_blocks, env=env)
-        self.prefill.ask
         theirs = self.decode.ask("hello")
         self.decode.ask("meet", **self.prefill.ask("meet", **theirs))
         self._count = 0

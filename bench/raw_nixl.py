@@ -11,12 +11,13 @@ import numpy.typing as npt
 
 from epd.engine.kv_layout import KvLayout, KvRegion
 from epd.transfer.base import Segment
+from epd.transfer.poll_wait import PollWait
 
 TIMEOUT_S = 60.0
 
 
 class RawNixl:
-    """One agent. A side that waits polls, and sleeps ``poll_s`` after a poll that found nothing."""
+    """One agent. A side that waits polls as often as ours, at least every ``poll_s``."""
 
     def __init__(self, name: str, memory: Segment, poll_s: float) -> None:
         self._nixl: Any = importlib.import_module("nixl_cu12")
@@ -59,9 +60,10 @@ class RawNixl:
         )
         handle = self._agent.initialize_xfer("WRITE", here, there, peer, notice, backends=["UCX"])
         state = self._agent.transfer(handle)
+        wait = PollWait()
         while state == "PROC":
-            time.sleep(self._poll_s)
             state = self._agent.check_xfer_state(handle)
+            time.sleep(wait.after(state != "PROC", self._poll_s))
         if state != "DONE":
             raise RuntimeError(f"the raw WRITE ended as {state}")
         self._agent.release_xfer_handle(handle)
@@ -70,11 +72,12 @@ class RawNixl:
     def wait_notice(self, notice: bytes) -> int:
         """Waits for a notice; returns when it was seen."""
         give_up = time.monotonic() + TIMEOUT_S
+        wait = PollWait()
         while time.monotonic() < give_up:
             arrived = self._agent.get_new_notifs()
             if any(notice in messages for messages in arrived.values()):
                 return time.monotonic_ns()
-            time.sleep(self._poll_s)
+            time.sleep(wait.after(bool(arrived), self._poll_s))
         raise TimeoutError(f"no notice in {TIMEOUT_S:g} s")
 
 

@@ -65,6 +65,11 @@ class SyntheticKv:
             0, 256, self.memory.segment.length, dtype=np.uint8
         )
 
+    def read_block(self, layer: int, block: int) -> bytes:
+        """One block of one layer."""
+        start = (layer * self.pool.num_blocks + block) * SHAPE.block_bytes
+        return self.memory.view(start, SHAPE.block_bytes).tobytes()
+
     def checksum(self, blocks: Sequence[int]) -> int:
         """Of some blocks' bytes, in their order."""
         shape = (SHAPE.layer_count, self.pool.num_blocks, SHAPE.block_bytes)

@@ -69,7 +69,7 @@ class Arrivals:
 
     def _apply(self, lease: Lease, notice: Notice) -> None:
         if notice.kind is NoticeKind.KV:
-            complete = self._leases.arrive(lease, notice.layer, notice.ordinal)
+            complete = self._leases.arrive(lease, notice.layer, notice.ordinal, notice.layer_count)
         else:
             try:
                 record = SealRecord.decode(

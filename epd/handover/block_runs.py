@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from epd.engine.kv_layout import DTYPE_BYTES, KvLayout, KvRegion
+from epd.engine.kv_layout import DTYPE_BYTES, KvLayout
 from epd.transfer.segments import Column, SegmentArray
 
 
@@ -16,6 +17,9 @@ class BlockRun(NamedTuple):
     local: int
     remote: int
     length: int
+
+
+_NO_OFFSET: Column = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -68,37 +72,55 @@ def block_slices(local: KvLayout, remote: KvLayout) -> tuple[BlockSlice, ...]:
 
 
 def run_segments(
-    runs: Sequence[BlockRun], layer: int, local: KvLayout, remote: KvLayout
+    runs: Sequence[BlockRun], layers: Sequence[int], local: KvLayout, remote: KvLayout
 ) -> tuple[SegmentArray, SegmentArray]:
-    """Segment pairs of one layer: one pair per run where whole blocks lie densely on both sides,
-    else one per block and slice.
+    """Segment pairs of some layers: one pair per layer and run where whole blocks lie densely on
+    both sides, else one per layer, block and slice.
     """
-    here, there = local.region_of(layer), remote.region_of(layer)
     slices = block_slices(local, remote)
-    dense = (
-        len(slices) == 1
-        and here.block_stride == local.block_bytes
-        and there.block_stride == remote.block_bytes
-        and slices[0].length == local.block_bytes == remote.block_bytes
-    )
+    here, there = _Places.of(local, layers), _Places.of(remote, layers)
     sources, targets, counts = np.array(runs, dtype=np.int64).reshape(-1, 3).T
-    lengths = counts * local.block_bytes
-    offsets = np.zeros((2, 1), dtype=np.int64)
-    if not dense:
-        steps = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        sources, targets = (np.repeat(first, counts) + steps for first in (sources, targets))
-        pairs = [(one.local_offset, one.remote_offset) for one in slices]
-        offsets = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-        lengths = np.tile(np.array([one.length for one in slices], dtype=np.int64), len(sources))
+    if slices == (BlockSlice(0, 0, local.block_bytes),) and here.dense and there.dense:
+        lengths = (counts * local.block_bytes)[:, None]
+        return here.segments(sources, _NO_OFFSET, lengths), there.segments(
+            targets, _NO_OFFSET, lengths
+        )
+    steps = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    sources, targets = (np.repeat(first, counts) + steps for first in (sources, targets))
+    parts = [(one.local_offset, one.remote_offset, one.length) for one in slices]
+    source_offsets, target_offsets, lengths = np.array(parts, dtype=np.int64).reshape(-1, 3).T
     return (
-        _segments(here, layer, sources, offsets[0], lengths),
-        _segments(there, layer, targets, offsets[1], lengths),
+        here.segments(sources, source_offsets, lengths),
+        there.segments(targets, target_offsets, lengths),
     )
 
 
-def _segments(
-    region: KvRegion, layer: int, blocks: Column, offsets: Column, lengths: Column
-) -> SegmentArray:
-    """One segment per block and offset inside it, block by block."""
-    starts = region.block_address(layer, 0) + blocks * region.block_stride
-    return SegmentArray.at((starts[:, None] + offsets).ravel(), lengths, region.device_id)
+@dataclass(frozen=True)
+class _Places:
+    """Where some layers lie on one side: int64 [layers, (address of block 0, stride, device)]."""
+
+    rows: npt.NDArray[np.int64]
+    #: Neighbouring blocks touch each other.
+    dense: bool
+
+    @classmethod
+    def of(cls, layout: KvLayout, layers: Sequence[int]) -> "_Places":
+        regions = [layout.region_of(layer) for layer in layers]
+        rows = [
+            (one.block_address(layer, 0), one.block_stride, one.device_id)
+            for one, layer in zip(regions, layers, strict=True)
+        ]
+        block_bytes = layout.block_bytes
+        dense = all(one.block_stride == block_bytes for one in regions)
+        return cls(np.array(rows, dtype=np.int64).reshape(-1, 3), dense)
+
+    def segments(self, blocks: Column, offsets: Column, lengths: Column) -> SegmentArray:
+        """One segment per layer, block and offset inside it. ``lengths`` has one for each offset,
+        or [blocks, 1].
+        """
+        bases = self.rows[:, :, None, None]
+        rows = np.empty((len(self.rows), len(blocks), len(offsets), 3), dtype=np.int64)
+        rows[..., 0] = bases[:, 0] + bases[:, 1] * blocks[:, None] + offsets
+        rows[..., 1] = lengths
+        rows[..., 2] = bases[:, 2]
+        return SegmentArray(rows.reshape(-1, 3))

@@ -131,13 +131,15 @@ class LeaseTable:
         self.counters.granted += 1
         return lease
 
-    def arrive(self, lease: Lease, layer: int, ordinal: int) -> bool:
-        """Notes a KV WRITE; True when that completes the transfer (now SEALED)."""
+    def arrive(self, lease: Lease, layer: int, ordinal: int, layer_count: int = 1) -> bool:
+        """Notes a KV WRITE of ``layer_count`` layers from ``layer`` on; True when that completes
+        the transfer (now SEALED).
+        """
         lease.progress_ns = self._clock_ns()
         if lease.state is LeaseState.RESERVED:
             lease.state = LeaseState.RECEIVING
         lease.arrived.add(ordinal)
-        lease.layers.add(layer)
+        lease.layers.update(range(layer, min(layer + layer_count, self._layer_count)))
         return self._seal_if_complete(lease)
 
     def accept_seal(self, lease: Lease, record: SealRecord) -> bool:

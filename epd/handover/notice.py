@@ -4,8 +4,9 @@ import enum
 import struct
 from dataclasses import dataclass
 
-#: Magic, kind, generation, layer, ordinal, length of the id; then the id in UTF-8 and no more.
-_HEAD = struct.Struct("<4sBQIIH")
+#: Magic, kind, generation, first layer, layers, ordinal, length of the id; then the id in UTF-8 and
+#: no more.
+_HEAD = struct.Struct("<4sBQIIIH")
 _MAGIC = b"epd1"
 
 
@@ -18,19 +19,28 @@ class NoticeKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Notice:
-    """``ordinal`` counts a transfer's WRITEs from 0; ``layer`` is the layer of a KV write."""
+    """``ordinal`` counts a transfer's WRITEs from 0; a KV WRITE has ``layer_count`` layers from
+    ``layer`` on.
+    """
 
     kind: NoticeKind
     transfer_id: str
     generation: int
     ordinal: int
     layer: int = 0
+    layer_count: int = 0
 
     def encode(self) -> bytes:
         """The message."""
         name = self.transfer_id.encode()
         head = _HEAD.pack(
-            _MAGIC, self.kind.value, self.generation, self.layer, self.ordinal, len(name)
+            _MAGIC,
+            self.kind.value,
+            self.generation,
+            self.layer,
+            self.layer_count,
+            self.ordinal,
+            len(name),
         )
         return head + name
 
@@ -43,8 +53,8 @@ class Notice:
         """
         if len(message) < _HEAD.size:
             raise ValueError(f"notice of {len(message)} bytes is too short")
-        magic, kind, generation, layer, ordinal, length = _HEAD.unpack_from(message)
+        magic, kind, generation, layer, layer_count, ordinal, length = _HEAD.unpack_from(message)
         name = message[_HEAD.size :]
         if magic != _MAGIC or len(name) != length:
             raise ValueError(f"not a notice: {message[:64]!r}")
-        return cls(NoticeKind(kind), name.decode(), generation, ordinal, layer)
+        return cls(NoticeKind(kind), name.decode(), generation, ordinal, layer, layer_count)

@@ -12,27 +12,25 @@ from epd.engine.requests import LayerProgress
 from epd.errors import EpdError, InternalError, TransferFailedError
 from epd.handover.block_runs import BlockRun, block_runs, run_segments
 from epd.handover.control import PushTarget, Reservation
+from epd.handover.layer_batch import LayerBatch
 from epd.handover.layer_digests import BlockReader, LayerDigests
 from epd.handover.notice import Notice, NoticeKind
 from epd.handover.seal import SealRecord, SealSlots
+from epd.handover.sender_config import PushTime, SenderConfig
 from epd.handover.write_ledger import SEAL, WriteLedger
-from epd.transfer.base import Segment, TransferResult
+from epd.transfer.base import TransferResult
 from epd.transfer.job import UnreleasedTransferError
+from epd.transfer.order import TransferContent
 from epd.transfer.segments import SegmentArray
 
 
 class Writer(Protocol):
     """The part of the transfer agent that a push needs."""
 
-    def write(
-        self,
-        peer: str,
-        local: Sequence[Segment],
-        remote: Sequence[Segment],
-        notice: bytes,
-        guard: Callable[[], None],
+    def write_late(
+        self, peer: str, content: Callable[[], TransferContent], guard: Callable[[], None]
     ) -> Future[TransferResult]:
-        """Queues a WRITE."""
+        """Queues a WRITE; asks for its content when its turn has come."""
 
 
 class KvPush:
@@ -54,6 +52,7 @@ class KvPush:
         asked_ns: int,
         on_failure: Callable[["KvPush"], None],
         read_block: BlockReader,
+        config: SenderConfig,
     ) -> None:
         """Takes over the seal slot ``slot``. ``asked_ns``: monotonic time before Reserve, when the
         lease began at the earliest. ``on_failure``: called on the loop once a WRITE has failed.
@@ -78,11 +77,18 @@ class KvPush:
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._renewed_ns = asked_ns
-        self._lock = threading.Lock()  # between closing and counting a new WRITE as open
+        self._merge_bytes = config.merge_bytes
+        self._push_time = config.push_time
+        # Between closing and counting a new WRITE as open, and around the batch.
+        self._lock = threading.Lock()
+        #: KV that the agent has not asked for yet.
+        self._batch: LayerBatch | None = None
         # Engine thread only.
         self._pushed_until = [reservation.cached_block_count] * layout.layer_count
         self._chunk = (0, 0)
         self._chunk_runs: list[BlockRun] = []
+        self._chunk_layer_bytes = 0
+        self._held_back: LayerProgress | None = None
         self._digests: LayerDigests | None = None
         if reservation.checksum:
             self._digests = LayerDigests(layout.layer_count, read_block)
@@ -98,8 +104,18 @@ class KvPush:
         A block goes once it is full, the last one with the prompt's last token. What came from
         the prefix cache is final in every layer, so it goes with the first step.
         """
-        if self.error is not None:
-            return
+        if self._push_time is PushTime.AFTER:
+            self._held_back = progress
+        elif self.error is None:
+            self._write_complete(layer, progress)
+
+    def write_held_back(self) -> None:
+        """Pushes what :meth:`write_layer` has kept for later. After the engine's last call."""
+        if self._held_back is not None:
+            for layer in range(self._layout.layer_count):
+                self._write_complete(layer, self._held_back)
+
+    def _write_complete(self, layer: int, progress: LayerProgress) -> None:
         if progress.computed_after == progress.prompt_len:
             end = self._layout.blocks_for(progress.prompt_len)
         else:
@@ -112,11 +128,11 @@ class KvPush:
             self._chunk_runs = block_runs(
                 progress.block_ids[begin:end], self.reservation.block_ids[begin:end]
             )
+            self._chunk_layer_bytes = self._segments(self._chunk_runs, (layer,))[0].byte_count
         self._pushed_until[layer] = end
         if self._digests is not None:
             self._digests.update(layer, progress.block_ids[begin:end])
-        local, remote = run_segments(self._chunk_runs, layer, self._layout, self.target.layout)
-        self._write(layer, local, remote)
+        self._write_kv(layer)
 
     def write_seal(self, first_token: int, logprob: float) -> None:
         """Posts the seal. Loop, after the engine has called for every layer of the last step."""
@@ -134,7 +150,13 @@ class KvPush:
             self._digests.digests() if self._digests else (),
         )
         source = self._slots.write(self._slot, record.encode())
-        self._write(SEAL, [source], [self.reservation.seal])
+        notice = self._notice(NoticeKind.SEAL, record.write_count, SEAL)
+        content = TransferContent([source], [self.reservation.seal], notice)
+        with self._lock:
+            if self.error is not None:
+                return
+            self.writes.opened(0)
+        self._post(lambda: content, lambda: ("seal", SEAL))
 
     def give_back_slot(self) -> None:
         """Ends the use of the seal slot, when nothing is in flight any more."""
@@ -150,17 +172,50 @@ class KvPush:
         """Decode still held the lease some time after ``asked_ns``."""
         self._renewed_ns = max(self._renewed_ns, asked_ns)
 
-    def _write(self, layer: int, local: Sequence[Segment], remote: Sequence[Segment]) -> None:
+    def _write_kv(self, layer: int) -> None:
+        """One layer of the chunk, with others if it has to wait anyway."""
         with self._lock:
             if self.error is not None:
                 return
-            ordinal = self.writes.opened(layer, SegmentArray.of(local).byte_count)
-        kind = NoticeKind.SEAL if layer == SEAL else NoticeKind.KV
-        notice = Notice(kind, self.transfer_id, self.reservation.generation, ordinal, max(layer, 0))
-        future = self._writer.write(
-            self.target.agent.agent_name, local, remote, notice.encode(), self._guard
-        )
-        future.add_done_callback(lambda done: self._on_done(layer, done))
+            batch = self._batch
+            if batch and batch.takes(layer, self._chunk_runs, self._merge_bytes):
+                batch.add_next()
+                self.writes.grown(self._chunk_layer_bytes)
+                return
+            ordinal = self.writes.opened(self._chunk_layer_bytes)
+            layers = range(layer, layer + 1)
+            batch = LayerBatch(self._chunk_runs, layers, self._chunk_layer_bytes, ordinal)
+            self._batch = batch
+        self._post(lambda: self._take(batch), lambda: (batch.title, batch.layers))
+
+    def _take(self, batch: LayerBatch) -> TransferContent:
+        """Agent thread: what a batch has come to; nothing joins it any more."""
+        with self._lock:
+            if self._batch is batch:
+                self._batch = None
+        local, remote = self._segments(batch.runs, batch.layers)
+        notice = self._notice(NoticeKind.KV, batch.ordinal, batch.layers)
+        return TransferContent(local, remote, notice)
+
+    def _segments(
+        self, runs: Sequence[BlockRun], layers: Sequence[int]
+    ) -> tuple[SegmentArray, SegmentArray]:
+        return run_segments(runs, layers, self._layout, self.target.layout)
+
+    def _notice(self, kind: NoticeKind, ordinal: int, layers: range) -> bytes:
+        generation = self.reservation.generation
+        notice = Notice(kind, self.transfer_id, generation, ordinal, layers.start, len(layers))
+        return notice.encode()
+
+    def _post(
+        self, content: Callable[[], TransferContent], what: Callable[[], tuple[str, range]]
+    ) -> None:
+        """Hands a WRITE that is counted as open to the agent. ``what`` names it when it has ended:
+        a title for errors and its layers.
+        """
+        name = self.target.agent.agent_name
+        future = self._writer.write_late(name, content, self._guard)
+        future.add_done_callback(lambda done: self._on_done(*what(), done))
 
     def _guard(self) -> None:
         """Agent thread, before each post: the lease must hold. A process that was stopped for long
@@ -176,27 +231,26 @@ class KvPush:
                 reason="LEASE_LAPSED",
             )
 
-    def _on_done(self, layer: int, done: Future[TransferResult]) -> None:
+    def _on_done(self, title: str, layers: range, done: Future[TransferResult]) -> None:
         """Agent thread, or whichever thread found the agent dead."""
         error = done.exception()
         if error is None:
-            self.writes.done(layer, done.result())
-        elif self._note_failure(layer, error):
+            self.writes.done(layers, done.result())
+        elif self._note_failure(title, error):
             self._loop.call_soon_threadsafe(self._on_failure, self)
         if isinstance(error, UnreleasedTransferError):
             error.released.add_done_callback(lambda _: self.writes.ended())
         else:
             self.writes.ended()
 
-    def _note_failure(self, layer: int, error: BaseException) -> bool:
+    def _note_failure(self, title: str, error: BaseException) -> bool:
         """True when it is the push's first failure."""
-        where = "seal" if layer == SEAL else f"layer {layer}"
         typed = error if isinstance(error, EpdError) else InternalError(repr(error))
         with self._lock:
             if self.error is not None:
                 return False
             self.write_failed = True
             self.error = TransferFailedError(
-                f"KV push from prefill to decode, {where}: {typed.message}", reason=typed.reason
+                f"KV push from prefill to decode, {title}: {typed.message}", reason=typed.reason
             )
         return True

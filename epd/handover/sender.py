@@ -23,7 +23,7 @@ from epd.handover.layer_digests import BlockReader
 from epd.handover.push import KvPush
 from epd.handover.push_control import PushControl
 from epd.handover.seal import SealSlots
-from epd.handover.sender_config import SenderConfig
+from epd.handover.sender_config import PushTime, SenderConfig
 from epd.handover.sender_counters import SenderCounters
 from epd.handover.write_ledger import PushReport
 from epd.transfer.agent import TransferAgent
@@ -135,6 +135,7 @@ class KvSender:
             asked_ns,
             self._on_failure,
             self._read_block,
+            self.config,
         )
         self._pushes[request_id] = push
         try:
@@ -167,6 +168,8 @@ class KvSender:
         Raises:
             EpdError: the push has failed.
         """
+        if self.config.push_time is PushTime.AFTER:
+            await asyncio.to_thread(push.write_held_back)
         push.write_seal(first_token, logprob)
         await push.writes.drained()
         if push.error is not None:

@@ -1,6 +1,16 @@
 """Bounds of the sending side."""
 
+import enum
 from dataclasses import dataclass
+
+
+class PushTime(enum.Enum):
+    """When KV leaves the prefill worker."""
+
+    #: Each layer of each chunk as soon as it is final, while the next ones are computed.
+    LAYERWISE = "layerwise"
+    #: Everything after the forward pass. Only to measure against.
+    AFTER = "after"
 
 
 @dataclass(frozen=True)
@@ -8,7 +18,8 @@ class SenderConfig:
     """Durations in seconds.
 
     ``drain_timeout_s``: how long a failed push waits for its running WRITEs before it lets go of
-    this side's memory. Decode keeps its own in quarantine beyond that.
+    this side's memory. Decode keeps its own in quarantine beyond that. ``merge_bytes``: layers that
+    have to wait for the transfer agent leave together in WRITEs of at most so much; 0: each alone.
     """
 
     renew_interval_s: float = 0.5
@@ -16,3 +27,5 @@ class SenderConfig:
     control_timeout_s: float = 5.0
     drain_timeout_s: float = 30.0
     max_unsettled: int = 65536
+    merge_bytes: int = 8 << 20
+    push_time: PushTime = PushTime.LAYERWISE

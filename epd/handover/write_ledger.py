@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from epd.handover.push_timing import exposed_ns, hidden_ns
 from epd.transfer.base import TransferResult
 
-#: Stands for a layer in the account of the seal's WRITE.
-SEAL = -1
+#: Stands for the layers in the account of the seal's WRITE.
+SEAL = range(0)
 
 
 @dataclass(frozen=True)
 class PushReport:
     """What a finished push moved, from the transfer library's telemetry; the seal is included.
 
-    ``layer_ns``: summed time of the WRITEs of each layer, from posting to completion.
+    ``layer_ns``: summed time of the WRITEs of each layer, from posting to completion; layers that
+    travelled together share it evenly.
     """
 
     byte_count: int
@@ -30,7 +31,7 @@ class PushReport:
 
 @dataclass(frozen=True)
 class _Done:
-    layer: int
+    layers: range
     started_ns: int
     ended_ns: int
     result: TransferResult
@@ -39,8 +40,9 @@ class _Done:
 class WriteLedger:
     """Which WRITEs run and what the finished ones did.
 
-    :meth:`opened` is called on the thread that hands a WRITE to the agent, :meth:`done` and
-    :meth:`ended` on the agent thread, the rest on the event loop that made the ledger.
+    :meth:`opened` and :meth:`grown` are called on the thread that hands a WRITE to the agent,
+    :meth:`done` and :meth:`ended` on the agent thread, the rest on the event loop that made the
+    ledger.
     """
 
     def __init__(self, layer_count: int) -> None:
@@ -66,22 +68,30 @@ class WriteLedger:
         with self._lock:
             return (time.monotonic_ns() - self._moved_ns) / 1e9 if self._in_flight else 0.0
 
-    def opened(self, layer: int, byte_count: int) -> int:
-        """Notes a WRITE about to be handed over; returns its ordinal among the KV WRITEs."""
+    def opened(self, kv_bytes: int) -> int:
+        """Notes a WRITE about to be handed over; returns its ordinal among the KV WRITEs.
+
+        ``kv_bytes`` is 0 for the seal's.
+        """
         with self._lock:
             ordinal = self.kv_writes
-            if layer != SEAL:
+            if kv_bytes:
                 self.kv_writes += 1
-                self.kv_bytes += byte_count
+                self.kv_bytes += kv_bytes
             if not self._in_flight:
                 self._moved_ns = time.monotonic_ns()
             self._in_flight += 1
         return ordinal
 
-    def done(self, layer: int, result: TransferResult) -> None:
-        """Notes what a WRITE did."""
+    def grown(self, kv_bytes: int) -> None:
+        """Notes that an open KV WRITE will carry more."""
+        with self._lock:
+            self.kv_bytes += kv_bytes
+
+    def done(self, layers: range, result: TransferResult) -> None:
+        """Notes what a WRITE of some layers did, or the seal's."""
         now = time.monotonic_ns()
-        self._done.append(_Done(layer, now - result.transfer_ns, now, result))
+        self._done.append(_Done(layers, now - result.transfer_ns, now, result))
 
     def ended(self) -> None:
         """Notes that a WRITE does not run any more, whichever way it ended."""
@@ -106,8 +116,8 @@ class WriteLedger:
         ]
         layer_ns = [0] * self._layer_count
         for one in self._done:
-            if one.layer != SEAL:
-                layer_ns[one.layer] += one.result.transfer_ns
+            for layer in one.layers:
+                layer_ns[layer] += one.result.transfer_ns // len(one.layers)
         return PushReport(
             sum(one.result.byte_count for one in self._done),
             sum(one.result.descriptor_count for one in self._done),

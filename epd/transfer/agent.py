@@ -20,7 +20,7 @@ from epd.transfer.base import (
 from epd.transfer.call import BackendCall
 from epd.transfer.counters import TransferCounters
 from epd.transfer.job import TransferJob
-from epd.transfer.order import TransferOrder
+from epd.transfer.order import TransferContent, TransferOrder
 from epd.transfer.transfer_loop import AgentConfig, NoticeCallback, TransferLoop
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,17 @@ class TransferAgent:
         guard: Callable[[], None] | None = None,
     ) -> Future[TransferResult]:
         """Copies ``local`` to the peer's ``remote``; see :meth:`submit`."""
-        return self.submit(TransferOrder("WRITE", peer, local, remote, notice, guard))
+        content = TransferContent(local, remote, notice)
+        return self.write_late(peer, lambda: content, guard)
+
+    def write_late(
+        self,
+        peer: str,
+        content: Callable[[], TransferContent],
+        guard: Callable[[], None] | None = None,
+    ) -> Future[TransferResult]:
+        """A WRITE whose content is asked for when its turn has come; see :meth:`submit`."""
+        return self.submit(TransferOrder("WRITE", peer, content, guard))
 
     def read(
         self,
@@ -134,7 +144,8 @@ class TransferAgent:
         guard: Callable[[], None] | None = None,
     ) -> Future[TransferResult]:
         """Copies the peer's ``remote`` to ``local``; see :meth:`submit`."""
-        return self.submit(TransferOrder("READ", peer, local, remote, notice, guard))
+        content = TransferContent(local, remote, notice)
+        return self.submit(TransferOrder("READ", peer, lambda: content, guard))
 
     def submit(self, order: TransferOrder) -> Future[TransferResult]:
         """Queues a transfer. The notice reaches the peer after all of the data.

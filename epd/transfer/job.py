@@ -44,6 +44,7 @@ class TransferJob:
         self._piece_bytes = piece_bytes
         self._release_patience_ns = int(release_patience_s * 1e9)
         self._pieces: collections.deque[Piece] = collections.deque()
+        self._notice = b""
         self._handle: TransferHandle | None = None
         self._started_ns = 0
         self._results: list[TransferResult] = []
@@ -109,11 +110,13 @@ class TransferJob:
             return False
         self._started_ns = time.perf_counter_ns()
         try:
-            check_pairs(self.order.local, self.order.remote)
-        except TransferFailedError as error:
+            content = self.order.content()
+            check_pairs(content.local, content.remote)
+        except EpdError as error:
             self.outcome = error
             return False
-        self._pieces.extend(cut(self.order.local, self.order.remote, self._piece_bytes))
+        self._notice = content.notice
+        self._pieces.extend(cut(content.local, content.remote, self._piece_bytes))
         return True
 
     def _post(self, backend: TransferBackend) -> JobState:
@@ -122,7 +125,7 @@ class TransferJob:
             if order.guard is not None:
                 order.guard()
             local, remote = self._pieces.popleft()
-            notice = b"" if self._pieces else order.notice
+            notice = b"" if self._pieces else self._notice
             post = backend.write if order.operation == "WRITE" else backend.read
             self._handle = post(order.peer, local, remote, notice)
         except EpdError as error:

@@ -1,7 +1,6 @@
 """Pairs of equally long segments, and cutting them into pieces."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -34,22 +33,22 @@ def check_pairs(local: Sequence[Segment], remote: Sequence[Segment]) -> None:
 def cut(local: Sequence[Segment], remote: Sequence[Segment], piece_bytes: int) -> Iterator[Piece]:
     """Yields runs of segment pairs of at most ``piece_bytes`` in all, cutting long segments."""
     here, there = SegmentArray.of(local), SegmentArray.of(remote)
-    lengths = here.rows[:, 1]
-    ends = np.cumsum(lengths)
-    total = int(ends[-1])
-    if total <= piece_bytes:
-        yield here, there
-        return
-    # Positions in the bytes of all segments, one after another.
-    piece_starts = np.arange(0, total, piece_bytes)
-    starts = np.union1d(piece_starts, ends[:-1])
-    whole = np.searchsorted(ends, starts, side="right")  # which segment each part is of
-    offsets = starts - (ends[whole] - lengths[whole])
-    part_lengths = np.diff(starts, append=total)
-    parts = tuple(
-        SegmentArray.at(rows[whole, 0] + offsets, part_lengths, rows[whole, 2])
-        for rows in (here.rows, there.rows)
+    if (here.rows[:, 1] > piece_bytes).any():
+        here, there = _split(here, piece_bytes), _split(there, piece_bytes)
+    ends = np.cumsum(here.rows[:, 1])
+    first, sent = 0, 0
+    while first < len(here):
+        last = int(np.searchsorted(ends, sent + piece_bytes, side="right"))
+        yield here[first:last], there[first:last]
+        first, sent = last, int(ends[last - 1])
+
+
+def _split(segments: SegmentArray, most_bytes: int) -> SegmentArray:
+    """Every segment as parts of at most so many bytes."""
+    addresses, lengths, devices = segments.rows.T
+    counts = -(-lengths // most_bytes)
+    offsets = most_bytes * (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts))
+    parts = np.minimum(np.repeat(lengths, counts) - offsets, most_bytes)
+    return SegmentArray.at(
+        np.repeat(addresses, counts) + offsets, parts, np.repeat(devices, counts)
     )
-    bounds = [*np.searchsorted(starts, piece_starts), len(starts)]
-    for first, last in pairwise(bounds):
-        yield parts[0][first:last], parts[1][first:last]

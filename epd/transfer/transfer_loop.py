@@ -12,6 +12,7 @@ from epd.transfer.base import TransferBackend
 from epd.transfer.call import BackendCall
 from epd.transfer.counters import TransferCounters
 from epd.transfer.job import JobState, TransferJob
+from epd.transfer.poll_wait import PollWait
 
 log = logging.getLogger(__name__)
 
@@ -22,10 +23,11 @@ NoticeCallback = Callable[[list[tuple[str, bytes]]], None]
 class AgentConfig:
     """Seconds and bytes of the agent thread.
 
-    Between posts of at most ``piece_bytes`` notices are drained. The thread polls every ``poll_s``
-    while transfers run or somebody has announced that a peer's are due, else every
-    ``idle_poll_s``: without a progress thread in the library a passive side makes progress only
-    when it polls, and a WRITE to one that sleeps takes as long as its nap.
+    Between posts of at most ``piece_bytes`` notices are drained. The thread polls every ``poll_s``,
+    and more often just after something has moved, while transfers run or somebody has announced
+    that a peer's are due, else every ``idle_poll_s``: without a progress thread in the library a
+    passive side makes progress only when it polls, and a WRITE to one that sleeps takes as long as
+    its nap.
     """
 
     piece_bytes: int = 8 << 20
@@ -61,7 +63,7 @@ class TransferLoop:
 
     def run(self, backend: TransferBackend) -> None:
         """Returns once ``stop_by`` is set and nothing is in flight, or that time has come."""
-        wait_s = 0.0
+        wait, wait_s = PollWait(), 0.0
         while True:
             self._take_commands(backend, wait_s)
             moved = self._advance(backend)
@@ -71,8 +73,9 @@ class TransferLoop:
             ):
                 return
             busy = self._jobs or self.announced
-            idle_s = self._config.poll_s if busy else self._config.idle_poll_s
-            wait_s = 0.0 if moved else idle_s
+            wait_s = wait.after(moved, self._config.poll_s)
+            if not busy and not moved:
+                wait_s = self._config.idle_poll_s
 
     def abandon(self, error: EpdError) -> None:
         """Fails everything open. Nobody may put commands any more."""

@@ -10,7 +10,7 @@ from epd.handover.embedding_memory import EmbeddingMemory
 from epd.handover.embedding_reader import EmbeddingReader
 from epd.handover.seal import SealSlots
 from epd.handover.sender import KvSender
-from epd.handover.sender_config import SenderConfig
+from epd.handover.sender_config import PushTime, SenderConfig
 from epd.rpc.channels import ChannelPool
 from epd.rpc.discovery import Discovery
 from epd.rpc.service import Service, ServiceContext
@@ -138,6 +138,7 @@ def _sender_config(config: PrefillConfig) -> SenderConfig:
     return SenderConfig(
         reserve_timeout_s=config.pairing.reserve_timeout_s,
         control_timeout_s=config.pairing.control_timeout_s,
+        push_time=PushTime(config.push),
     )
 
 

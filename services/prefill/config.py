@@ -1,6 +1,7 @@
 """Settings of the prefill service."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from epd.config import option
 from epd.rpc.server_config import ServerConfig
@@ -61,5 +62,9 @@ class PrefillConfig(ServerConfig):
     )
     embedding_wait_s: float = option(
         10.0, help="longest wait for room for a request's embeddings", unit="s", minimum=0
+    )
+    push: Literal["layerwise", "after"] = option(
+        "layerwise",
+        help="push each layer's KV once it is final, or all after the forward pass (to compare)",
     )
     fault: FaultConfig = field(default_factory=FaultConfig)

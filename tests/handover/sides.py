@@ -147,7 +147,9 @@ class Prefill(Side):
             self.layout,
             self.slots,
             self.read_block,
-            SenderConfig(**{"renew_interval_s": 0.1, "drain_timeout_s": 5.0, **sender}),
+            SenderConfig(
+                **{"renew_interval_s": 0.1, "drain_timeout_s": 5.0, "merge_bytes": 0, **sender}
+            ),
         )
         self._noise = np.random.default_rng(7)
 

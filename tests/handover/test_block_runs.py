@@ -53,7 +53,7 @@ def test_runs_cover_every_pair_once_in_order(local, remote, count):
 
 def test_a_dense_run_is_one_descriptor_at_the_right_place():
     here, there = laid_out(SHAPE), laid_out(SHAPE, address=5000, first_layers=(0, 2))
-    (source,), (target,) = run_segments([BlockRun(1, 4, 3)], 3, here, there)
+    (source,), (target,) = run_segments([BlockRun(1, 4, 3)], [3], here, there)
     assert source.length == target.length == 3 * SHAPE.block_bytes
     assert source.address == (3 * 16 + 1) * SHAPE.block_bytes
     assert target.address == 5000 + 10**6 + (1 * 16 + 4) * SHAPE.block_bytes
@@ -62,7 +62,7 @@ def test_a_dense_run_is_one_descriptor_at_the_right_place():
 
 def test_padding_between_blocks_is_never_sent():
     padded = laid_out(SHAPE, padding=64)
-    sources, _ = run_segments([BlockRun(0, 0, 3)], 0, padded, laid_out(SHAPE))
+    sources, _ = run_segments([BlockRun(0, 0, 3)], [0], padded, laid_out(SHAPE))
     assert [one.length for one in sources] == [SHAPE.block_bytes] * 3
 
 
@@ -89,7 +89,7 @@ def test_ranks_without_common_heads_exchange_nothing():
 
 def test_head_slices_become_two_descriptors_per_block():
     part = laid_out(dataclasses.replace(SHAPE, head_start=4, head_count=4))
-    sources, targets = run_segments([BlockRun(0, 2, 2)], 0, part, laid_out(SHAPE))
+    sources, targets = run_segments([BlockRun(0, 2, 2)], [0], part, laid_out(SHAPE))
     assert len(sources) == len(targets) == 4
 
 

@@ -1,11 +1,13 @@
 """A pushed prompt arrives byte by byte, once, and is complete only with its seal."""
 
 import asyncio
+import threading
 
 import pytest
 
 from epd.errors import EpdError
-from tests.handover.sides import SEAL_BYTES
+from epd.handover.sender_config import PushTime
+from tests.handover.sides import SEAL_BYTES, SHAPE
 
 
 async def receive(pair, transfer_id, timeout_s=30.0, **options):
@@ -48,6 +50,56 @@ async def test_neighbouring_blocks_travel_as_one_descriptor(make):
         assert report.write_count == pair.prefill.layout.layer_count + 1
         assert len(report.layer_ns) == pair.prefill.layout.layer_count
         pair.decode.pool.free((await receive(pair, "t"))[1])
+        await pair.idle()
+
+
+async def test_layers_that_wait_for_the_agent_leave_as_one_write_per_step(make):
+    async with make(prefill={"merge_bytes": 1 << 20}).running() as pair:
+        prefill, layers = pair.prefill, pair.prefill.layout.layer_count
+        mine = prefill.pool.allocate(7)
+        prefill.pool.free(mine)
+        free = threading.Event()
+        prefill.agent._call(lambda backend: free.wait(20))
+        asyncio.get_running_loop().call_later(0.5, free.set)
+        report = await prefill.run_request("t", pair.target, 100, chunk=64)
+        assert free.is_set()
+        assert report.write_count == 2 + 1
+        assert len(report.layer_ns) == layers
+        assert all(report.layer_ns)
+        sealed = await pair.decode.receiver.wait_sealed("t", 30)
+        assert pair.decode.receiver.leases.get("t").layers == set(range(layers))
+        blocks = pair.decode.receiver.take("t")
+        assert pair.decode.content(blocks) == prefill.content(mine)
+        assert sealed.byte_count == 7 * layers * prefill.layout.block_bytes
+        pair.decode.pool.free(blocks)
+        await pair.idle()
+
+
+async def test_no_write_takes_more_layers_than_fit(make):
+    two_layers = 2 * 4 * SHAPE.block_bytes
+    async with make(prefill={"merge_bytes": two_layers}).running() as pair:
+        free = threading.Event()
+        pair.prefill.agent._call(lambda backend: free.wait(20))
+        asyncio.get_running_loop().call_later(0.5, free.set)
+        report = await pair.prefill.run_request("t", pair.target, 64)
+        assert report.write_count == pair.prefill.layout.layer_count / 2 + 1
+        pair.decode.pool.free((await receive(pair, "t"))[1])
+        await pair.idle()
+
+
+async def test_a_push_after_the_forward_pass_writes_nothing_before_its_end(make):
+    async with make(prefill={"push_time": PushTime.AFTER}).running() as pair:
+        prefill = pair.prefill
+        mine = prefill.pool.allocate(7)
+        async with prefill.sender.push("t", "t", pair.target, 100) as push:
+            await asyncio.to_thread(prefill.compute, "t", mine, 100)
+            assert push.writes.kv_writes == 0
+            report = await prefill.sender.finish(push, 42, -0.5, 0)
+        assert report.hidden_ns == 0
+        _, blocks = await receive(pair, "t")
+        assert pair.decode.content(blocks) == prefill.content(mine)
+        prefill.pool.free(mine)
+        pair.decode.pool.free(blocks)
         await pair.idle()
 
 

@@ -1,0 +1,37 @@
+"""Layers of a push that leave as one WRITE."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from epd.handover.block_runs import BlockRun
+
+
+@dataclass
+class LayerBatch:
+    """Consecutive layers of one step, with the same blocks each.
+
+    It takes further layers until the agent asks what to WRITE. So a layer leaves alone, and at
+    once, while the agent has nothing else to do, and the layers that come while it is busy share
+    one WRITE and one notice: under load their cost does not grow with the number of layers.
+    """
+
+    runs: Sequence[BlockRun]
+    layers: range
+    layer_bytes: int
+    #: Among the transfer's KV WRITEs.
+    ordinal: int
+
+    def takes(self, layer: int, runs: Sequence[BlockRun], most_bytes: int) -> bool:
+        """Whether a layer may join: the next one of the same step, and not too much in all."""
+        grown = self.layer_bytes * (len(self.layers) + 1)
+        return layer == self.layers.stop and runs is self.runs and grown <= most_bytes
+
+    def add_next(self) -> None:
+        """Takes the next layer in."""
+        self.layers = range(self.layers.start, self.layers.stop + 1)
+
+    @property
+    def title(self) -> str:
+        """For error texts."""
+        first, last = self.layers.start, self.layers.stop - 1
+        return f"layer {first}" if first == last else f"layers {first} to {last}"
