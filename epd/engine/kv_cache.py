@@ -15,6 +15,7 @@ class KVCache:
     """
 
     def __init__(self, layout: KvLayout, num_blocks: int, device: torch.device) -> None:
+        assert layout.planes == 2, "no attention here reads latents"
         shape = (
             layout.layer_count,
             num_blocks,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from epd.engine.head_ranges import rank_heads
 from epd.errors import LayoutMismatchError
 
 PROTOCOL_VERSION = 1
@@ -31,7 +32,11 @@ class KvRegion:
 
 @dataclass(frozen=True)
 class KvLayout:
-    """Shape of a worker's KV: per layer [block, k/v, kv_head, slot, head_dim]."""
+    """Shape of a worker's KV: per layer [block, plane, kv_head, slot, head_dim].
+
+    ``planes`` is 2 for keys and values, 1 for a latent that stands for both and is one "head".
+    ``head_start`` and ``head_count`` follow from heads, degree and rank; 0 heads means all of them.
+    """
 
     model_digest: str
     layer_count: int
@@ -45,12 +50,18 @@ class KvLayout:
     head_count: int = 0
     regions: tuple[KvRegion, ...] = ()
     protocol_version: int = PROTOCOL_VERSION
+    planes: int = 2
+
+    @property
+    def heads_held(self) -> int:
+        """KV heads of this rank."""
+        return self.head_count or self.kv_head_count
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block of one layer, keys and values of this rank's heads."""
-        heads = self.head_count or self.kv_head_count
-        return 2 * heads * self.block_size * self.head_dim * DTYPE_BYTES[self.dtype]
+        """Bytes of one block of one layer: all planes of this rank's heads."""
+        slots = self.planes * self.heads_held * self.block_size
+        return slots * self.head_dim * DTYPE_BYTES[self.dtype]
 
     def blocks_for(self, token_count: int) -> int:
         """Blocks that hold ``token_count`` tokens."""
@@ -73,6 +84,7 @@ EQUAL_FIELDS = (
     "head_dim",
     "dtype",
     "block_size",
+    "planes",
 )
 
 
@@ -89,8 +101,20 @@ def check_compatible(mine: KvLayout, theirs: KvLayout) -> None:
     ]
     if differing:
         raise LayoutMismatchError("KV layouts do not fit: " + "; ".join(differing))
+    _check_rank(theirs)
     if (mine.tp_degree, theirs.tp_degree) != (1, 1):
         raise LayoutMismatchError(
             f"tensor-parallel degrees {mine.tp_degree} here and {theirs.tp_degree} there "
             "are not supported yet"
+        )
+
+
+def _check_rank(layout: KvLayout) -> None:
+    """Refuses a layout whose heads are not those of its rank."""
+    due = rank_heads(layout.kv_head_count, layout.tp_degree, layout.tp_rank)
+    if (layout.head_start, layout.heads_held) != (due.start, len(due)):
+        raise LayoutMismatchError(
+            f"rank {layout.tp_rank} of {layout.tp_degree} holds {len(due)} of "
+            f"{layout.kv_head_count} KV heads from {due.start} on; there it is said to hold "
+            f"{layout.heads_held} from {layout.head_start} on"
         )

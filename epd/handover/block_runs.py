@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from epd.engine.head_ranges import written_heads
 from epd.engine.kv_layout import DTYPE_BYTES, KvLayout
 from epd.transfer.segments import Column, SegmentArray
 
@@ -47,27 +48,28 @@ def block_runs(local: Sequence[int], remote: Sequence[int]) -> list[BlockRun]:
 
 
 def block_slices(local: KvLayout, remote: KvLayout) -> tuple[BlockSlice, ...]:
-    """The part of a block that this rank writes to that rank: one slice when the heads are the
-    same, else one for the keys and one for the values of the common heads, or none.
+    """The part of a block that this rank writes to that rank: one slice when both hold the same
+    heads, else one per plane (keys, values), or none.
 
-    A block is [k/v, kv_head, slot, head_dim], so the heads of a range are neighbours in it.
+    A block is [plane, kv_head, slot, head_dim], so the heads of a range are neighbours in it.
     """
-    here_heads = local.head_count or local.kv_head_count
-    there_heads = remote.head_count or remote.kv_head_count
-    if (local.head_start, here_heads) == (remote.head_start, there_heads):
-        return (BlockSlice(0, 0, local.block_bytes),)
-    first = max(local.head_start, remote.head_start)
-    last = min(local.head_start + here_heads, remote.head_start + there_heads)
-    if first >= last:
+    heads = written_heads(
+        local.kv_head_count,
+        (local.tp_degree, local.tp_rank),
+        (remote.tp_degree, remote.tp_rank),
+    )
+    if not heads:
         return ()
+    if len(heads) == local.heads_held == remote.heads_held:
+        return (BlockSlice(0, 0, local.block_bytes),)
     head_bytes = local.block_size * local.head_dim * DTYPE_BYTES[local.dtype]
     return tuple(
         BlockSlice(
-            (half * here_heads + first - local.head_start) * head_bytes,
-            (half * there_heads + first - remote.head_start) * head_bytes,
-            (last - first) * head_bytes,
+            (plane * local.heads_held + heads.start - local.head_start) * head_bytes,
+            (plane * remote.heads_held + heads.start - remote.head_start) * head_bytes,
+            len(heads) * head_bytes,
         )
-        for half in (0, 1)
+        for plane in range(local.planes)
     )
 
 

@@ -18,6 +18,7 @@ def layout_to_proto(layout: KvLayout) -> common_pb2.KvLayout:
         tp_rank=layout.tp_rank,
         head_start=layout.head_start,
         head_count=layout.head_count,
+        planes=layout.planes,
         regions=[_region_to_proto(region) for region in layout.regions],
     )
 
@@ -36,6 +37,7 @@ def layout_from_proto(message: common_pb2.KvLayout) -> KvLayout:
         tp_rank=message.tp_rank,
         head_start=message.head_start,
         head_count=message.head_count,
+        planes=message.planes,
         regions=tuple(_region_from_proto(region) for region in message.regions),
     )
 

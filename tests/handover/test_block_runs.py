@@ -2,12 +2,11 @@
 
 import dataclasses
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epd.engine.kv_layout import KvLayout, KvRegion
-from epd.handover.block_runs import BlockRun, block_runs, block_slices, run_segments
+from epd.handover.block_runs import BlockRun, block_runs, run_segments
 from epd.handover.push_timing import exposed_ns, hidden_ns
 
 SHAPE = KvLayout("m", 4, 8, 4, "float32", 2)
@@ -64,33 +63,6 @@ def test_padding_between_blocks_is_never_sent():
     padded = laid_out(SHAPE, padding=64)
     sources, _ = run_segments([BlockRun(0, 0, 3)], [0], padded, laid_out(SHAPE))
     assert [one.length for one in sources] == [SHAPE.block_bytes] * 3
-
-
-def test_heads_map_between_ranks_head_by_head():
-    """A block of all heads, sent to two ranks of half the heads each, arrives complete."""
-    whole = SHAPE
-    data = np.arange(whole.block_bytes // 4, dtype=np.float32).reshape(2, 8, 2, 4)
-    for start in (0, 4):
-        part = dataclasses.replace(whole, tp_degree=2, head_start=start, head_count=4)
-        arrived = bytearray(part.block_bytes)
-        slices = block_slices(whole, part)
-        assert len(slices) == 2
-        for one in slices:
-            source = data.tobytes()[one.local_offset :][: one.length]
-            arrived[one.remote_offset : one.remote_offset + one.length] = source
-        assert bytes(arrived) == data[:, start : start + 4].tobytes()
-
-
-def test_ranks_without_common_heads_exchange_nothing():
-    low = dataclasses.replace(SHAPE, head_start=0, head_count=4)
-    high = dataclasses.replace(SHAPE, head_start=4, head_count=4)
-    assert block_slices(low, high) == ()
-
-
-def test_head_slices_become_two_descriptors_per_block():
-    part = laid_out(dataclasses.replace(SHAPE, head_start=4, head_count=4))
-    sources, targets = run_segments([BlockRun(0, 2, 2)], [0], part, laid_out(SHAPE))
-    assert len(sources) == len(targets) == 4
 
 
 def test_overlapping_writes_count_once_as_hidden():
