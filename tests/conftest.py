@@ -11,6 +11,7 @@ import pytest
 from tests.support.shared_fleets import SharedFleets
 
 SUMMARY_OPTION = "--summary-file"
+NOTES = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser):
@@ -21,6 +22,12 @@ def pytest_addoption(parser):
 def full_run():
     """True in ``make test-full``: full counts."""
     return os.environ.get("EPD_TEST_FULL") == "1"
+
+
+@pytest.fixture(scope="session")
+def note(request):
+    """Adds a line to the run's summary."""
+    return request.config.stash.setdefault(NOTES, []).append
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +46,22 @@ def tiny_model(tmp_path_factory):
     return make_tiny_qwen2vl(tmp_path_factory.mktemp("tiny-qwen2-vl"))
 
 
+@pytest.fixture
+async def open_channel():
+    """Opens channels by address; closed at the end."""
+    import grpc  # which not all need
+
+    channels = []
+
+    def open_to(address):
+        channels.append(grpc.aio.insecure_channel(address))
+        return channels[-1]
+
+    yield open_to
+    for channel in channels:
+        await channel.close()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """Adds the logs of shared fleets to a failed test."""
@@ -51,6 +74,9 @@ def pytest_runtest_makereport(item, call):
 
 def pytest_terminal_summary(terminalreporter, exitstatus, config):
     """Writes what ran on what, without naming the machine."""
+    notes = config.stash.get(NOTES, [])
+    for line in notes:
+        terminalreporter.write_line(line)
     file = config.getoption(SUMMARY_OPTION)
     if not file:
         return
@@ -71,6 +97,8 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config):
         *(f"{folder:<20} {count} passed" for folder, count in sorted(by_folder.items())),
         "",
         ", ".join(f"{count} {outcome}" for outcome, count in counts.items()),
+        "",
+        *notes,
         "",
         "skipped:" if terminalreporter.stats.get("skipped") else "",
         *sorted({_reason(report) for report in terminalreporter.stats.get("skipped", [])}),

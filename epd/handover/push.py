@@ -51,7 +51,7 @@ class KvPush:
         slot: int,
         asked_ns: int,
         on_failure: Callable[["KvPush"], None],
-        read_block: BlockReader,
+        read_block: BlockReader | None,
         config: SenderConfig,
     ) -> None:
         """Takes over the seal slot ``slot``. ``asked_ns``: monotonic time before Reserve, when the
@@ -91,6 +91,7 @@ class KvPush:
         self._held_back: LayerProgress | None = None
         self._digests: LayerDigests | None = None
         if reservation.checksum:
+            assert read_block is not None
             self._digests = LayerDigests(layout.layer_count, read_block)
 
     @property

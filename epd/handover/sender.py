@@ -17,6 +17,7 @@ from epd.errors import (
     ResourceExhaustedError,
     TransferFailedError,
     UnavailableError,
+    UnsupportedFeatureError,
 )
 from epd.handover.control import PushTarget, Reservation
 from epd.handover.layer_digests import BlockReader
@@ -42,8 +43,8 @@ class KvSender:
         layout: This worker's KV, with its regions.
         slots: Source memory of seals, one for each push that can be open at once, with room for a
             digest per layer.
-        read_block: Reads this worker's KV, for checksums.
         config: Bounds.
+        read_block: Reads this worker's KV, for decode workers that ask for checksums.
     """
 
     def __init__(
@@ -51,8 +52,8 @@ class KvSender:
         agent: TransferAgent,
         layout: KvLayout,
         slots: SealSlots,
-        read_block: BlockReader,
         config: SenderConfig | None = None,
+        read_block: BlockReader | None = None,
     ) -> None:
         self.config = config or SenderConfig()
         self.counters = SenderCounters()
@@ -206,6 +207,8 @@ class KvSender:
             blocks = self._layout.blocks_for(token_count)
             if len(reservation.block_ids) != blocks:
                 raise InternalError(f"{len(reservation.block_ids)} blocks reserved, not {blocks}")
+            if reservation.checksum and self._read_block is None:
+                raise UnsupportedFeatureError("this prefill worker makes no checksums")
         except BaseException as error:
             # Decode may have granted it all the same, or be about to.
             typed = _typed(error)

@@ -19,6 +19,8 @@ from epd.rpc.server import GrpcServer
 from epd.rpc.server_config import ServerConfig
 from epd.rpc.server_interceptors import server_interceptors
 from epd.rpc.status import root_error
+from epd.telemetry.metrics import observe
+from epd.telemetry.semconv import EVENT_LOOP_TASKS
 from epd.telemetry.setup import Telemetry, start_telemetry
 
 _log = logging.getLogger(__name__)
@@ -96,6 +98,8 @@ class Service(Generic[C]):
             metrics_host=config.metrics_host,
             metrics_port=config.metrics_port,
         )
+        loop = asyncio.get_running_loop()
+        observe(telemetry.meter, {EVENT_LOOP_TASKS: lambda: len(asyncio.all_tasks(loop))})
         server = GrpcServer(
             config,
             self.service_names,

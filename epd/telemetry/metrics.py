@@ -99,6 +99,7 @@ METRICS: Mapping[str, MetricSpec] = {
     names.ROUTE_AFFINITY_HIT: MetricSpec(
         "counter", "{image}", "Images sent to the encoder that holds them"
     ),
+    names.EVENT_LOOP_TASKS: MetricSpec("gauge", "{task}", "Tasks that have not ended"),
 }
 
 

@@ -109,6 +109,7 @@ async def application(config: DecodeConfig, context: ServiceContext) -> AsyncIte
     finally:
         await engine.stop()
         await asyncio.to_thread(agent.stop)
+        receiver.leases.check_integrity()  # broken accounts end with an exit status that shows
 
 
 def _receiver_config(config: DecodeConfig) -> ReceiverConfig:

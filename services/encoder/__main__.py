@@ -39,6 +39,8 @@ async def encoder_application(
             threads=config.threads,
             on_fatal=upkeep.thread_death("the encode batcher"),
         )
+        # Last of all: broken accounts end with an exit status that shows.
+        stack.callback(encoder.check_integrity)
         stack.push_async_callback(encoder.stop)
         await encoder.start()
 

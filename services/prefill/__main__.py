@@ -69,7 +69,7 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
         faults,
     )
     descriptor = await asyncio.to_thread(agent.descriptor)
-    sender = KvSender(agent, layout, slots, loaded.kv_cache.read_block, _sender_config(config))
+    sender = KvSender(agent, layout, slots, _sender_config(config), loaded.kv_cache.read_block)
     channels = ChannelPool(context.telemetry)
     # Encoders are met in requests only, so nobody says when one is gone for good.
     encoder_channels = ChannelPool(context.telemetry, max_peers=MAX_ENCODERS, forgets=True)
@@ -132,6 +132,8 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
         await asyncio.to_thread(agent.stop)
         await channels.close_all()
         await encoder_channels.close_all()
+        loaded.pool.check_integrity()  # broken accounts end with an exit status that shows
+        memory.check_integrity()
 
 
 def _sender_config(config: PrefillConfig) -> SenderConfig:

@@ -1,9 +1,7 @@
-"""Models and channels of the end-to-end tests; the fleets themselves are in tests.support."""
+"""Models of the end-to-end tests; the fleets themselves are in tests.support."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import grpc
 import pytest
 
 from tests.support.reference import Reference
@@ -20,17 +18,3 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reference(model: Path) -> Reference:
     """The same model in plain transformers."""
     return Reference(model)
-
-
-@pytest.fixture
-async def open_channel() -> AsyncIterator[object]:
-    """Opens channels by address; closed at the end."""
-    channels: list[grpc.aio.Channel] = []
-
-    def open_to(address: str) -> grpc.aio.Channel:
-        channels.append(grpc.aio.insecure_channel(address))
-        return channels[-1]
-
-    yield open_to
-    for channel in channels:
-        await channel.close()

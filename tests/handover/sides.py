@@ -146,10 +146,10 @@ class Prefill(Side):
             self.agent,
             self.layout,
             self.slots,
-            self.read_block,
             SenderConfig(
                 **{"renew_interval_s": 0.1, "drain_timeout_s": 5.0, "merge_bytes": 0, **sender}
             ),
+            self.read_block,
         )
         self._noise = np.random.default_rng(7)
 

@@ -156,6 +156,10 @@ class TestFleet(Fleet):
         """Files mapped into a process: which libraries it has loaded."""
         return {mapped.path for mapped in psutil.Process(self.processes[name].pid).memory_maps()}
 
+    def log_files(self, role: str) -> list[Path]:
+        """Logs of a role's processes, of every start."""
+        return sorted(self._log_folder.glob(f"{role}-*.log"))
+
     def logs(self) -> str:
         """The end of every log."""
         return "\n".join(

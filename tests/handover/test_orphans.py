@@ -1,0 +1,114 @@
+"""What never gets its counterpart ends by itself and leaves nothing, however often it happens."""
+
+import asyncio
+import contextlib
+
+import psutil
+import pytest
+
+from epd.errors import EpdError, TransferFailedError
+from epd.handover.lease_config import LeaseConfig
+from tests.handover.sides import eventually, make_pair
+
+QUICK = {"leases": LeaseConfig(progress_timeout_s=0.4, settle_grace_s=0.2, hold_s=0.5)}
+
+
+@contextlib.asynccontextmanager
+async def written_but_not_sealed(pair):
+    """A push whose layers are all there; neither seal nor Renew nor Fail comes any more."""
+    async with pair.prefill.sender.push("t", "t", pair.target, 40) as push:
+        blocks = pair.prefill.pool.allocate(3)
+        await asyncio.to_thread(pair.prefill.compute, "t", blocks, 40)
+        await push.writes.drained()
+        try:
+            yield
+        finally:
+            pair.prefill.pool.free(blocks)
+
+
+async def test_reserved_and_never_written(make):
+    async with make(decode=QUICK, prefill={"renew_interval_s": 100}).running() as pair:
+        waiting = asyncio.create_task(pair.decode.receiver.wait_sealed("t", 10))
+        await pair.control.reserve("t", 40)
+        with pytest.raises(TransferFailedError, match="0 of 4 layers") as caught:
+            await waiting
+        assert caught.value.reason == "TRANSFER_STALLED"
+        assert pair.decode.pool.num_quarantined == 3, "its writer lives and may still come"
+        await pair.control.settle(["t"])
+        await pair.idle()
+
+
+async def test_written_and_never_sealed(make):
+    async with make(decode=QUICK, prefill={"renew_interval_s": 100}).running() as pair:
+        waiting = asyncio.create_task(pair.decode.receiver.wait_sealed("t", 10))
+        async with written_but_not_sealed(pair):
+            with pytest.raises(TransferFailedError, match="4 of 4 layers") as caught:
+                await waiting
+            assert "no seal" in caught.value.message
+        await pair.control.settle(["t"])  # what the next tick of the sender would tell
+        await eventually(lambda: pair.decode.pool.num_free == pair.decode.pool.num_blocks)
+        pair.decode.check()
+
+
+async def test_sealed_and_never_claimed(make):
+    async with make(decode=QUICK).running() as pair:
+        await pair.prefill.run_request("t", pair.target, 40)
+        await eventually(lambda: pair.decode.receiver.leases.ended("t"), 5)
+        assert pair.decode.receiver.leases.ended("t").reason == "TRANSFER_UNCLAIMED"
+        await pair.idle()
+        with pytest.raises(TransferFailedError, match="nobody took it"):
+            await pair.decode.receiver.wait_sealed("t", 5)
+
+
+async def test_decode_without_a_reserve(make):
+    async with make(decode=QUICK).running() as pair:
+        with pytest.raises(TransferFailedError, match="prefill never reserved"):
+            await pair.decode.receiver.wait_sealed("t", 0.2)
+        with pytest.raises(TransferFailedError, match="never reserved"):
+            await pair.control.reserve("t", 40)  # too late: nobody waits for it any more
+        await pair.idle()
+
+
+async def test_a_writer_that_dies_between_its_layers_and_its_seal(make):
+    async with make(decode=QUICK, prefill={"renew_interval_s": 100}).running() as pair:
+        waiting = asyncio.create_task(pair.decode.receiver.wait_sealed("t", 10))
+        async with written_but_not_sealed(pair):
+            pair.decode.receiver.peer_gone(pair.prefill.descriptor.instance_id)
+            with pytest.raises(EpdError, match="was lost"):
+                await waiting
+            assert pair.decode.pool.num_quarantined == 3
+            await eventually(lambda: pair.decode.pool.num_free == pair.decode.pool.num_blocks, 5)
+        pair.decode.check()
+
+
+async def test_orphan_reservations_in_their_thousands_end_and_memory_stays_flat(fabric, full_run):
+    """F09: 100 000 in a full run. The writer lives and settles when it hears of the end."""
+    batches = 2000 if full_run else 100
+    leases = LeaseConfig(
+        progress_timeout_s=0.02, tombstone_s=0.5, max_tombstones=2048, peer_share=1.0
+    )
+    decode = {"leases": leases, "expire_every_s": 0.01}
+    async with make_pair("local", fabric, decode=decode).running() as pair:
+        receiver = pair.decode.receiver
+
+        async def batch(number):
+            ids = [f"orphan {number} {n}" for n in range(50)]
+            for transfer_id in ids:
+                await pair.control.reserve(transfer_id, 16)
+            await eventually(lambda: all(receiver.leases.ended(one) for one in ids), 10)
+            assert await pair.control.renew(ids[:1]) == ids[:1]
+            await pair.control.settle(ids)
+            pair.control.calls.clear()
+
+        process = psutil.Process()
+        warm = batches // 5
+        for number in range(warm):
+            await batch(number)
+        before = process.memory_info().rss
+        for number in range(warm, batches):
+            await batch(number)
+        after = process.memory_info().rss
+        assert receiver.leases.counters.granted == 50 * batches
+        assert receiver.leases.counters.expired == 50 * batches
+        assert after < before * 1.05, f"{before} bytes after a fifth of them, {after} at the end"
+        await pair.idle()
