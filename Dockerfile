@@ -34,7 +34,7 @@ USER epd
 ENTRYPOINT ["python", "-m"]
 
 FROM router-base AS router
-EXPOSE 50050 9090
+EXPOSE 50050 8000 9090
 CMD ["services.router"]
 
 FROM router-base AS client

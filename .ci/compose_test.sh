@@ -8,7 +8,7 @@ base_image=epd-ci-base
 work=$(mktemp -d)
 dockerd_pid=""
 export COMPOSE_PROJECT_NAME=epdci BASE_IMAGE=$base_image
-export EPD_ROUTER_PORT=${EPD_ROUTER_PORT:-55050}
+export EPD_ROUTER_PORT=${EPD_ROUTER_PORT:-55050} EPD_ROUTER_HTTP_PORT=${EPD_ROUTER_HTTP_PORT:-58000}
 # One file format, two clients: the Debian package brings docker-compose 1.29.
 compose=(docker-compose)
 docker compose version >/dev/null 2>&1 && compose=(docker compose)

@@ -24,10 +24,11 @@ def running_fleet(plan: FleetPlan, state: StateFolder, sink: SpanSink) -> Iterat
     Spans go to ``sink`` unless the user has an OTLP endpoint of their own configured.
 
     Raises:
-        ConfigError: the router's port is taken.
+        ConfigError: a port of the router is taken.
         FleetError: a process ended or did not get ready.
     """
-    check_port(plan.router_port)
+    check_port(plan.router_port, "--port")
+    check_port(max(plan.http_port, 0), "--http-port")
     with contextlib.ExitStack() as stack:
         endpoint = ""
         if not os.environ.get(OTLP_VARIABLE):
@@ -60,7 +61,7 @@ def sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def check_port(port: int) -> None:
+def check_port(port: int, flag: str) -> None:
     """Finds a taken port before models are loaded; 0 is never taken.
 
     Raises:
@@ -71,4 +72,4 @@ def check_port(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
-            raise ConfigError(f"port {port} is taken; choose another with --port") from None
+            raise ConfigError(f"port {port} is taken; choose another with {flag}") from None

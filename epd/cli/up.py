@@ -27,11 +27,20 @@ def up(
     decodes: Annotated[int, typer.Option(min=0, help="Decode processes.")] = 1,
     unified: Annotated[int, typer.Option(min=0, help="Processes that serve requests alone.")] = 0,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the router.")] = 50050,
+    http_port: Annotated[
+        int, typer.Option(min=-1, max=65535, help="Port of the OpenAI-compatible HTTP, -1: off.")
+    ] = 8000,
 ) -> None:
     """Runs the services on this machine until Ctrl-C and prints their addresses."""
     try:
         plan = FleetPlan(
-            check_model_folder(model), encoders, prefills, decodes, unified, router_port=port
+            check_model_folder(model),
+            encoders,
+            prefills,
+            decodes,
+            unified,
+            router_port=port,
+            http_port=http_port,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -42,7 +51,8 @@ def up(
         with running_fleet(plan, state, state.traces) as fleet:
             console.print(_addresses(fleet))
             console.print(
-                f"router at [bold]{fleet.router_address}[/bold]; logs in {state.logs}; "
+                f"router at [bold]{fleet.router_address}[/bold]{_http(fleet)}; "
+                f"logs in {state.logs}; "
                 f"traces {_where_traces_go()}; Ctrl-C stops"
             )
             while True:
@@ -53,6 +63,11 @@ def up(
 def _where_traces_go() -> str:
     own = os.environ.get(OTLP_VARIABLE)
     return f"go to {own}" if own else "are shown by `epd trace`"
+
+
+def _http(fleet: Fleet) -> str:
+    url = f"http://{fleet.http_address}/v1"
+    return f", OpenAI API at [bold]{url}[/bold]" if fleet.http_address else ""
 
 
 def _addresses(fleet: Fleet) -> Table:

@@ -51,6 +51,11 @@ class Fleet:
         """host:port of the front door."""
         return self.processes["router"].address
 
+    @property
+    def http_address(self) -> str:
+        """host:port of the router's HTTP face; empty when it is off."""
+        return self.processes["router"].http_address
+
     def of_role(self, role: str) -> list[ServiceProcess]:
         """The processes of a role, unified workers among the decode workers."""
         return [process for process in self.processes.values() if process.role == role]
@@ -80,7 +85,8 @@ class Fleet:
                 f"--{role}s={','.join(process.address for process in self.of_role(role))}"
                 for role in ("encoder", "prefill", "decode")
             ]
-            self._await([self._spawn("router", "router", f"--port={plan.router_port}", *lists)])
+            ports = (f"--port={plan.router_port}", f"--http-port={plan.http_port}")
+            self._await([self._spawn("router", "router", *ports, *lists)])
         except BaseException:
             self.kill()
             raise

@@ -21,6 +21,7 @@ class FleetPlan:
     decodes: int = 1
     unified: int = 0
     router_port: int = 0
+    http_port: int = 0
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     worker_flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)

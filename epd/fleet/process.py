@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 POLL_S = 0.02
-_READY = re.compile(r"^READY role=(\S+) address=(\S+) metrics=(\S*)$", re.MULTILINE)
+_READY = re.compile(r"^READY role=(\S+) address=(\S+) metrics=(\S*)(?: http=(\S+))?$", re.MULTILINE)
 
 
 class FleetError(Exception):
@@ -20,10 +20,11 @@ class FleetError(Exception):
 
 @dataclass(frozen=True)
 class Ready:
-    """What a READY line says; ``metrics`` is empty when the endpoint is off."""
+    """What a READY line says; ``metrics`` and ``http`` are empty when the endpoint is off."""
 
     address: str
     metrics: str
+    http: str = ""
 
 
 class ServiceProcess:
@@ -86,6 +87,12 @@ class ServiceProcess:
         return self._ready.metrics
 
     @property
+    def http_address(self) -> str:
+        """host:port of its HTTP face, empty when it has none; it must be ready."""
+        assert self._ready is not None
+        return self._ready.http
+
+    @property
     def log_file(self) -> Path:
         """Output of the latest start."""
         return self._log_folder / f"{self.name}-{self._starts}.log"
@@ -124,7 +131,7 @@ class ServiceProcess:
             ended = self.exit_status
             found = _READY.search(self.log())
             if found:
-                self._ready = Ready(found[2], found[3])
+                self._ready = Ready(found[2], found[3], found[4] or "")
             elif ended is not None:
                 raise FleetError(f"{self.name} ended with status {ended}: {self.last_line()}")
             elif time.monotonic() > deadline:

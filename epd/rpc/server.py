@@ -63,6 +63,10 @@ class GrpcServer:
         """True once the end has begun: no new work."""
         return self._draining.is_set()
 
+    async def wait_draining(self) -> None:
+        """Waits for the beginning of the end."""
+        await self._draining.wait()
+
     @property
     def failure(self) -> str:
         """Why the service can never serve again; empty while it can."""

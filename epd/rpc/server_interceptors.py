@@ -129,10 +129,11 @@ class ErrorsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         except grpc.aio.AbortError:
             raise
         except Exception as raised:
-            await abort(context, _typed(root_error(raised), method), request_id())
+            await abort(context, typed_error(root_error(raised), method), request_id())
 
 
-def _typed(error: BaseException, method: str) -> EpdError:
+def typed_error(error: BaseException, method: str) -> EpdError:
+    """What a caller of ``method`` is told; what is no EpdError is logged and becomes internal."""
     if isinstance(error, grpc.aio.AioRpcError):
         error = error_from_rpc(error)
     if isinstance(error, EpdError) and not isinstance(error, InternalError):

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TextIO, TypeVar
 
 from epd.config import ConfigError, resolve_or_exit, settings, unused_variables
@@ -29,12 +29,17 @@ C = TypeVar("C", bound=ServerConfig)
 
 @dataclass(frozen=True)
 class ServiceContext:
-    """What a service is built with. ``instance_id`` is new at every process start."""
+    """What a service is built with. ``instance_id`` is new at every process start.
+
+    An application that listens elsewhere too puts the address into ``addresses`` under a name;
+    they follow in the READY line.
+    """
 
     role: str
     instance_id: str
     server: GrpcServer
     telemetry: Telemetry
+    addresses: dict[str, str] = field(default_factory=dict)
 
 
 #: Loads and starts the service on entry (adds its servicers to ``server.handlers``), stops it on
@@ -112,11 +117,7 @@ class Service(Generic[C]):
             async with self.application(config, context):
                 stop.interrupts = False
                 await server.set_serving()
-                print(
-                    f"READY role={self.role} address={server.address} "
-                    f"metrics={telemetry.metrics_address}",
-                    flush=True,
-                )
+                print(_ready_line(context), flush=True)
                 await stop.event.wait()
                 _log.info("draining")
                 await server.stop()
@@ -126,6 +127,16 @@ class Service(Generic[C]):
         finally:
             await server.close()
             await asyncio.to_thread(telemetry.close)
+
+
+def _ready_line(context: ServiceContext) -> str:
+    parts = {
+        "role": context.role,
+        "address": context.server.address,
+        "metrics": context.telemetry.metrics_address,
+        **context.addresses,
+    }
+    return " ".join(["READY", *(f"{name}={value}" for name, value in parts.items())])
 
 
 class _StopSignal:

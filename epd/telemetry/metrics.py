@@ -28,6 +28,9 @@ METRICS: Mapping[str, MetricSpec] = {
     names.RPC_CLIENT_CALL_DURATION: MetricSpec(
         "histogram", "s", "Duration of outgoing calls", names.RPC_DURATION_BUCKETS_S
     ),
+    names.HTTP_SERVER_REQUEST_DURATION: MetricSpec(
+        "histogram", "s", "Duration of HTTP requests", names.RPC_DURATION_BUCKETS_S
+    ),
     names.GEN_AI_SERVER_REQUEST_DURATION: MetricSpec(
         "histogram", "s", "Request duration", names.REQUEST_DURATION_BUCKETS_S
     ),

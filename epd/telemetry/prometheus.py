@@ -4,7 +4,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
 from epd.config import ConfigError
@@ -23,6 +23,11 @@ class MetricsEndpoint:
         except OSError as error:
             raise ConfigError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
         self._host = host
+        self._registry = registry
+
+    def text(self) -> bytes:
+        """What the endpoint serves now. Runs the callbacks: not for an event loop."""
+        return generate_latest(self._registry)
 
     @property
     def address(self) -> str:

@@ -25,6 +25,12 @@ RPC_SERVER_CALL_DURATION = "rpc.server.call.duration"
 RPC_CLIENT_CALL_DURATION = "rpc.client.call.duration"
 RPC_DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 
+# HTTP spans (named "{method} {route}") and metrics of the router.
+HTTP_REQUEST_METHOD = "http.request.method"
+HTTP_ROUTE = "http.route"
+HTTP_RESPONSE_STATUS_CODE = "http.response.status_code"
+HTTP_SERVER_REQUEST_DURATION = "http.server.request.duration"
+
 # GenAI span of the router: "chat {model}".
 OPERATION_CHAT = "chat"
 OPERATION_TEXT_COMPLETION = "text_completion"

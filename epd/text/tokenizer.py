@@ -8,6 +8,7 @@ from tokenizers import Tokenizer as HfTokenizer
 
 from epd.errors import InvalidRequestError
 from epd.text.guarded_text import GuardedText
+from epd.text.token_bytes import TokenBytes
 
 
 class Tokenizer:
@@ -28,7 +29,9 @@ class Tokenizer:
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
         #: Ids that are left out of decoded text.
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.vocab_size = max(self._trusted.get_vocab(with_added_tokens=True).values()) + 1
+        vocabulary = self._trusted.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.token_bytes = TokenBytes(definition, vocabulary)
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":

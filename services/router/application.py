@@ -19,9 +19,12 @@ from epd.text.model_facts import ModelFacts
 from epd.text.tokenizer import Tokenizer
 from epd.v1 import router_pb2_grpc
 from services.router.admission import Admission
-from services.router.config import FleetConfig, PrefixConfig, RouterConfig
+from services.router.config import HTTP_OFF, FleetConfig, PrefixConfig, RouterConfig
 from services.router.dispatcher import Dispatcher, DispatchTimings
 from services.router.encoder_placement import EncoderPlacement
+from services.router.http.body import BodyReader
+from services.router.http.endpoints import HttpParts, http_app
+from services.router.http.server import HttpServer
 from services.router.limits import RequestLimits
 from services.router.prompt import PromptBuilder
 from services.router.registry import WorkerRegistry
@@ -70,15 +73,44 @@ async def application(config: RouterConfig, context: ServiceContext) -> AsyncIte
     servicer = RouterServicer(router, registry, limits, config.requests.request_timeout_s)
     router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, context.server.handlers)
     watching = asyncio.create_task(_watch(registry, context))
+    parts = _http_parts(config, context, router, registry, dispatcher, tokenizer)
     try:
-        await registry.wait_until(dispatcher.has_route, config.fleet.worker_wait_s)
-        yield
+        async with _http_face(config, context, parts):
+            await registry.wait_until(dispatcher.has_route, config.fleet.worker_wait_s)
+            yield
     finally:
         await cleanup.drain(config.requests.control_timeout_s)
         await cancel_and_wait(watching)
         for pool in channels.values():
             await pool.close_all()
         builder.close()
+
+
+@contextlib.asynccontextmanager
+async def _http_face(
+    config: RouterConfig, context: ServiceContext, parts: HttpParts
+) -> AsyncIterator[None]:
+    """Serves HTTP while entered, where it is on; on leaving waits until it is drained."""
+    if config.http.http_port == HTTP_OFF:
+        yield
+        return
+    server = HttpServer(http_app(parts), context.server, config, config.http)
+    context.addresses["http"] = server.address
+    serving = asyncio.create_task(_serve_http(server, context))
+    try:
+        yield
+        server.close()
+        await serving
+    finally:
+        await cancel_and_wait(serving)
+
+
+async def _serve_http(server: HttpServer, context: ServiceContext) -> None:
+    try:
+        await server.run()
+    except Exception as error:
+        await context.server.fail(f"the HTTP server ended: {error!r}")
+        raise
 
 
 async def _watch(registry: WorkerRegistry, context: ServiceContext) -> None:
@@ -167,6 +199,30 @@ def _dispatcher(
         EncoderPlacement(config.fleet.placed_images),
         counter(context.telemetry.meter, semconv.ROUTE_AFFINITY_HIT),
         random.Random(),
+    )
+
+
+def _http_parts(
+    config: RouterConfig,
+    context: ServiceContext,
+    router: Router,
+    registry: WorkerRegistry,
+    dispatcher: Dispatcher,
+    tokenizer: Tokenizer,
+) -> HttpParts:
+    http = config.http
+    return HttpParts(
+        router=router,
+        registry=registry,
+        has_route=dispatcher.has_route,
+        server=context.server,
+        telemetry=context.telemetry,
+        token_bytes=tokenizer.token_bytes,
+        bodies=BodyReader(
+            http.http_body_bytes, http.http_live_body_bytes, http.http_body_timeout_s
+        ),
+        request_timeout_s=config.requests.request_timeout_s,
+        send_timeout_s=http.http_send_timeout_s,
     )
 
 

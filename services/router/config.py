@@ -7,6 +7,8 @@ from typing import Literal
 from epd.config import option
 from epd.rpc.server_config import ServerConfig
 
+HTTP_OFF = -1
+
 
 @dataclass(frozen=True, kw_only=True)
 class FleetConfig:
@@ -129,6 +131,33 @@ class RequestConfig:
     )
 
 
+@dataclass(frozen=True)
+class HttpConfig:
+    """The OpenAI-compatible HTTP face, on the same address as gRPC."""
+
+    http_port: int = option(
+        0, help="HTTP port, 0 picks a free one, -1 is off", minimum=-1, maximum=65535
+    )
+    http_connections: int = option(
+        1024, help="most open HTTP connections, one more is answered 503", minimum=1
+    )
+    http_body_bytes: int = option(
+        64 << 20, help="most bytes of an HTTP request's body", unit="bytes", minimum=1
+    )
+    http_live_body_bytes: int = option(
+        512 << 20, help="most bytes of bodies being read at once", unit="bytes", minimum=1
+    )
+    http_body_timeout_s: float = option(
+        60.0, help="longest time for a request's body to arrive", unit="s", minimum=0.1
+    )
+    http_send_timeout_s: float = option(
+        60.0, help="longest wait for a client that reads nothing", unit="s", minimum=0.1
+    )
+    http_keep_alive_s: float = option(
+        30.0, help="how long an idle HTTP connection stays open", unit="s", minimum=1
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class RouterConfig(ServerConfig):
     """Router: the front door; renders, tokenises, chooses workers and streams the answer."""
@@ -140,3 +169,4 @@ class RouterConfig(ServerConfig):
     fleet: FleetConfig
     prefixes: PrefixConfig
     requests: RequestConfig
+    http: HttpConfig

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import grpc
@@ -79,7 +80,7 @@ def test_a_fleet_that_cannot_start_leaves_nothing_behind(tmp_path):
 @contextlib.contextmanager
 def epd_up(tmp_path, *flags):
     """``epd up`` as a person runs it: the process, and a function for its output so far."""
-    command = [sys.executable, "-m", "epd.cli.main", "up", "--port=0", *flags]
+    command = [sys.executable, "-m", "epd.cli.main", "up", "--port=0", "--http-port=0", *flags]
     with (tmp_path / "output").open("w+") as output:
         process = subprocess.Popen(
             command,
@@ -124,6 +125,8 @@ def test_up_status_chat_trace_and_an_orderly_end(tiny_model, tmp_path):
     with epd_up(tmp_path, f"--model={tiny_model}") as (process, text):
         rows = re.findall(r"│ (\S+) +│ (127\.0\.0\.1:\d+) │ (127\.0\.0\.1:\d+) │ \d+", text())
         assert [row[0] for row in rows] == ["encoder-0", "decode-0", "prefill-0", "router"]
+        api = re.search(r"OpenAI API at (http://127\.0\.0\.1:\d+/v1)", text().replace("\n", ""))
+        assert b'"owned_by":"epd"' in urllib.request.urlopen(f"{api[1]}/models", timeout=20).read()
 
         status = epd("status", tmp_path=tmp_path)
         assert status.returncode == 0, status.stderr

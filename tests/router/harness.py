@@ -44,6 +44,8 @@ class RunningRouter:
     address: str
     stub: RouterServiceStub
     telemetry: Telemetry
+    server: GrpcServer
+    http: str = ""
 
 
 @contextlib.asynccontextmanager
@@ -80,11 +82,18 @@ async def router(
     )
     await server.start()
     try:
-        async with application(config, ServiceContext("router", new_id(), server, telemetry)):
+        context = ServiceContext("router", new_id(), server, telemetry)
+        async with application(config, context):
             await server.set_serving()
             options = channel_options(IMAGE_MESSAGE_BYTES)
             async with grpc.aio.insecure_channel(server.address, options=options) as channel:
-                yield RunningRouter(server.address, RouterServiceStub(channel), telemetry)
+                yield RunningRouter(
+                    server.address,
+                    RouterServiceStub(channel),
+                    telemetry,
+                    server,
+                    context.addresses.get("http", ""),
+                )
     finally:
         await server.stop()
         telemetry.close()

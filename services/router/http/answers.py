@@ -1,0 +1,174 @@
+"""Answers as JSON objects: whole, or chunk by chunk."""
+
+import abc
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from epd.text.token_bytes import TokenBytes
+from services.router.calls import Completion, Delta, Usage
+from services.router.http.logprobs import CompletionLogprobs, chat_logprobs
+
+
+@dataclass(frozen=True)
+class Collected:
+    """One whole choice."""
+
+    delta: Delta
+    completion: Completion
+
+
+class AnswerFormat(abc.ABC):
+    """The shape of one endpoint's answers; one object per request.
+
+    Args:
+        answer_id: The answer's name.
+        model: As clients call it.
+        logprobs: What spells tokens; None when log probabilities were not asked for.
+    """
+
+    whole_object: str
+    chunk_object: str
+
+    def __init__(self, answer_id: str, model: str, logprobs: TokenBytes | None) -> None:
+        self._answer_id = answer_id
+        self._model = model
+        self._created_s = int(time.time())
+        self._logprobs = logprobs
+
+    def whole(self, choices: Iterable[Collected], usage: Usage) -> dict[str, Any]:
+        """The answer in one piece."""
+        return {
+            **self._head(self.whole_object),
+            "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
+            "usage": usage_shape(usage),
+        }
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        """The last chunk of a stream that shall tell token counts."""
+        return {**self._head(self.chunk_object), "choices": [], "usage": usage_shape(usage)}
+
+    @abc.abstractmethod
+    def begin(self, index: int) -> dict[str, Any] | None:
+        """What a choice begins with, before its first token; None for nothing."""
+
+    @abc.abstractmethod
+    def delta(self, index: int, delta: Delta) -> dict[str, Any]:
+        """New tokens of a choice."""
+
+    @abc.abstractmethod
+    def end(self, index: int, completion: Completion) -> dict[str, Any]:
+        """The end of a choice."""
+
+    @abc.abstractmethod
+    def _choice(self, index: int, collected: Collected) -> dict[str, Any]:
+        """A whole choice."""
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        return {**self._head(self.chunk_object), "choices": [choice]}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self._answer_id,
+            "object": kind,
+            "created": self._created_s,
+            "model": self._model,
+        }
+
+
+class ChatFormat(AnswerFormat):
+    """Chat completions."""
+
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def begin(self, index: int) -> dict[str, Any]:
+        """See the base."""
+        message = {"role": "assistant", "content": ""}
+        return self._chunk(
+            {"index": index, "delta": message, "logprobs": None, "finish_reason": None}
+        )
+
+    def delta(self, index: int, delta: Delta) -> dict[str, Any]:
+        """See the base."""
+        return self._chunk(
+            {
+                "index": index,
+                "delta": {"content": delta.text},
+                "logprobs": self._logprobs and chat_logprobs(delta, self._logprobs),
+                "finish_reason": None,
+            }
+        )
+
+    def end(self, index: int, completion: Completion) -> dict[str, Any]:
+        """See the base."""
+        reason = completion.finish_reason.value
+        return self._chunk({"index": index, "delta": {}, "logprobs": None, "finish_reason": reason})
+
+    def _choice(self, index: int, collected: Collected) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": collected.delta.text, "refusal": None},
+            "logprobs": self._logprobs and chat_logprobs(collected.delta, self._logprobs),
+            "finish_reason": collected.completion.finish_reason.value,
+        }
+
+
+class CompletionFormat(AnswerFormat):
+    """Completions: text without roles."""
+
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(self, answer_id: str, model: str, logprobs: TokenBytes | None) -> None:
+        super().__init__(answer_id, model, logprobs)
+        self._writers: dict[int, CompletionLogprobs] = {}
+
+    def begin(self, index: int) -> None:
+        """See the base."""
+
+    def delta(self, index: int, delta: Delta) -> dict[str, Any]:
+        """See the base."""
+        return self._chunk(self._text(index, delta, None))
+
+    def end(self, index: int, completion: Completion) -> dict[str, Any]:
+        """See the base."""
+        nothing = {"index": index, "text": "", "logprobs": None}
+        return self._chunk({**nothing, "finish_reason": completion.finish_reason.value})
+
+    def _choice(self, index: int, collected: Collected) -> dict[str, Any]:
+        return self._text(index, collected.delta, collected.completion.finish_reason.value)
+
+    def _text(self, index: int, delta: Delta, finish_reason: str | None) -> dict[str, Any]:
+        logprobs = None
+        if self._logprobs is not None:
+            writer = self._writers.setdefault(index, CompletionLogprobs(self._logprobs))
+            logprobs = writer.of(delta)
+        return {
+            "index": index,
+            "text": delta.text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+
+
+def usage_shape(usage: Usage) -> dict[str, Any]:
+    """Token counts."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def total_usage(completions: Iterable[Completion]) -> Usage:
+    """Of a request with several choices: their prompt once, all their tokens."""
+    usages = [completion.usage for completion in completions]
+    return Usage(
+        prompt_tokens=usages[0].prompt_tokens,
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+        cached_tokens=usages[0].cached_tokens,
+        image_tokens=usages[0].image_tokens,
+    )

@@ -1,0 +1,193 @@
+"""What answers at each path."""
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from epd.errors import NotFoundError
+from epd.rpc.request_context import request_id
+from epd.rpc.server import GrpcServer
+from epd.rpc.server_interceptors import typed_error
+from epd.rpc.status import root_error
+from epd.telemetry.setup import Telemetry
+from epd.text.token_bytes import TokenBytes
+from services.router.calls import GenerateCall
+from services.router.choices import generate_choices
+from services.router.deadline import Deadline
+from services.router.http.answers import AnswerFormat, ChatFormat, CompletionFormat
+from services.router.http.body import BodyReader
+from services.router.http.chat_request import read_chat_request
+from services.router.http.completion_request import read_completion_request
+from services.router.http.errors import error_response, error_shape
+from services.router.http.exchange import EventStream, unless_gone, whole_answer
+from services.router.http.stream_options import StreamOptions
+from services.router.http.telemetry import HttpTelemetry
+from services.router.registry import WorkerRegistry
+from services.router.router import Router
+
+CHAT_PATH = "/v1/chat/completions"
+COMPLETIONS_PATH = "/v1/completions"
+_CLIENT_GONE = 499
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class HttpParts:
+    """What the HTTP face works with.
+
+    Args:
+        router: Answers.
+        registry: Knows the model.
+        has_route: Whether the workers suffice for a request.
+        server: The gRPC server of the same process: both drain and fail together.
+        telemetry: The service's.
+        token_bytes: Spells tokens for log probabilities.
+        bodies: Reads requests.
+        request_timeout_s: Deadline of every request.
+        send_timeout_s: Longest wait for a client that reads nothing.
+    """
+
+    router: Router
+    registry: WorkerRegistry
+    has_route: Callable[[], bool]
+    server: GrpcServer
+    telemetry: Telemetry
+    token_bytes: TokenBytes
+    bodies: BodyReader
+    request_timeout_s: float
+    send_timeout_s: float
+
+
+def http_app(parts: HttpParts) -> ASGIApp:
+    """The application."""
+    endpoints = _Endpoints(parts)
+    routes = [
+        Route(CHAT_PATH, _answered(endpoints.chat), methods=["POST"]),
+        Route(COMPLETIONS_PATH, _answered(endpoints.completions), methods=["POST"]),
+        Route("/v1/models", _answered(endpoints.models)),
+        Route("/v1/models/{name:path}", _answered(endpoints.model)),
+        Route("/health", endpoints.health),
+        Route("/ready", endpoints.ready),
+        Route("/metrics", endpoints.metrics),
+    ]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_path})
+    return HttpTelemetry(app, parts.telemetry, frozenset({CHAT_PATH, COMPLETIONS_PATH}))
+
+
+class _Endpoints:
+    """Converts at the edge; everything else is the router's."""
+
+    def __init__(self, parts: HttpParts) -> None:
+        self._parts = parts
+        self._started_s = int(time.time())
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        model = self._parts.registry.model()
+        read = functools.partial(read_chat_request, default_max_tokens=model.context_length)
+        asked = await self._parts.bodies.read(request, read)
+        call = GenerateCall(
+            request_id(), asked.model, asked.conversation, asked.sampling, asked.stop
+        )
+        spelling = self._parts.token_bytes if asked.logprobs else None
+        answer = ChatFormat(f"chatcmpl-{call.request_id}", model.name, spelling)
+        return await self._answer(request, call, answer, asked.stream)
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        model = self._parts.registry.model()
+        asked = await self._parts.bodies.read(request, read_completion_request)
+        call = GenerateCall(request_id(), asked.model, asked.prompt, asked.sampling, asked.stop)
+        spelling = self._parts.token_bytes if asked.logprobs else None
+        answer = CompletionFormat(f"cmpl-{call.request_id}", model.name, spelling)
+        return await self._answer(request, call, answer, asked.stream)
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{name}."""
+        found, name = self._model(), request.path_params["name"]
+        if name != found["id"]:
+            raise NotFoundError(f"model {name!r} is not served", reason="MODEL_NOT_SERVED")
+        return JSONResponse(found)
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: 200 while the process can serve at all."""
+        failure = self._parts.server.failure
+        return PlainTextResponse(failure or "ok", 503 if failure else 200)
+
+    async def ready(self, request: Request) -> Response:
+        """GET /ready: 200 while requests are welcome."""
+        if self._parts.server.draining or self._parts.server.failure:
+            return PlainTextResponse("not serving", 503)
+        ready = self._parts.has_route()
+        return PlainTextResponse("ready" if ready else "no workers", 200 if ready else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics: the text of the Prometheus endpoint, where that is on."""
+        endpoint = self._parts.telemetry.endpoint
+        if endpoint is None:
+            return PlainTextResponse("metrics are off", 404)
+        text = await asyncio.to_thread(endpoint.text)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    async def _answer(
+        self,
+        request: Request,
+        call: GenerateCall,
+        answer: AnswerFormat,
+        stream: StreamOptions | None,
+    ) -> Response:
+        deadline = Deadline(self._parts.request_timeout_s)
+        events = generate_choices(self._parts.router, [call], deadline)
+        if stream is None:
+            return await unless_gone(request.receive, whole_answer(events, answer))
+        try:
+            first = await unless_gone(request.receive, anext(events))
+        except BaseException:
+            await events.aclose()
+            raise
+        return EventStream(events, first, answer, stream, self._parts.send_timeout_s)
+
+    def _model(self) -> dict[str, object]:
+        model = self._parts.registry.model()
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._started_s,
+            "owned_by": "epd",
+            "max_model_len": model.context_length,
+        }
+
+
+def _answered(endpoint: Endpoint) -> Endpoint:
+    """The endpoint, whose errors become answers of OpenAI's shape."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_GONE)
+        except Exception as raised:
+            return error_response(typed_error(root_error(raised), request.url.path))
+
+    return answer
+
+
+async def _no_such_path(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    body = error_shape(error.status_code, error.detail, code="NO_SUCH_ENDPOINT")
+    return JSONResponse(body, error.status_code, error.headers)
