@@ -31,8 +31,12 @@ class Reservation:
 class DecodeControl(Protocol):
     """Calls from prefill to one decode process; every one raises EpdError and is idempotent."""
 
-    async def reserve(self, transfer_id: str, token_count: int) -> Reservation:
-        """Asks for blocks; may wait in decode's bounded queue."""
+    async def reserve(
+        self, transfer_id: str, token_count: int, block_hashes: Sequence[bytes]
+    ) -> Reservation:
+        """Asks for blocks, and which of the leading full ones, named by hash, are there already;
+        may wait in decode's bounded queue.
+        """
 
     async def renew(self, transfer_ids: Sequence[str]) -> Sequence[str]:
         """Says that transfers make progress; returns those decode has given up."""

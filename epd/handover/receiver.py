@@ -78,7 +78,6 @@ class KvReceiver:
         self._queue = ReserveQueue(self.config.max_waiting, self.config.reserve_timeout_s)
         self.arrivals = Arrivals(self.leases, slots, self._on_complete)
         self._waiting: dict[str, asyncio.Future[Lease]] = {}
-        self._prefixes: dict[str, Sequence[bytes]] = {}
 
     @property
     def waiting_reservations(self) -> int:
@@ -120,18 +119,30 @@ class KvReceiver:
         self.leases.peer_gone(instance_id)
 
     async def reserve(
-        self, transfer_id: str, sender_instance_id: str, token_count: int
+        self,
+        transfer_id: str,
+        sender_instance_id: str,
+        token_count: int,
+        block_hashes: Sequence[bytes] = (),
     ) -> Reservation:
         """Reserves blocks for ``token_count`` tokens. Waits in a bounded queue; idempotent.
 
+        ``block_hashes`` name the prompt's leading full blocks: those found in the prefix cache are
+        part of the reservation and not to be pushed.
+
         Raises:
-            InvalidRequestError: no tokens.
+            InvalidRequestError: no tokens, or hashes of more blocks than are full.
             NotFoundError: the sender is not paired.
             ResourceExhaustedError: the peer is at its cap, the queue is full, or the wait too long.
             EpdError: the transfer is over; this says why.
         """
         if token_count < 1:
             raise InvalidRequestError("a prompt has tokens", field="token_count")
+        if len(block_hashes) > token_count // self._layout.block_size:
+            raise InvalidRequestError(
+                f"{len(block_hashes)} blocks cannot be full with {token_count} tokens",
+                field="block_hashes",
+            )
         self._check_paired(sender_instance_id)
         count = self._layout.blocks_for(token_count)
         lease = self.leases.admit(transfer_id, sender_instance_id, count)
@@ -139,8 +150,7 @@ class KvReceiver:
 
             def grant() -> Lease | None:
                 known = self.leases.get(transfer_id)
-                prefix = self._prefixes.get(transfer_id, ())
-                granted = self.leases.grant(transfer_id, sender_instance_id, count, prefix)
+                granted = self.leases.grant(transfer_id, sender_instance_id, count, block_hashes)
                 if granted is not None and known is None:
                     self._agent.announce()  # withdrawn when it is sealed or ends
                 return granted
@@ -181,9 +191,7 @@ class KvReceiver:
             self._queue.drop(transfer_id, over)
             self._wake(transfer_id, over)
 
-    async def wait_sealed(
-        self, transfer_id: str, timeout_s: float, prefix_hashes: Sequence[bytes] = ()
-    ) -> SealedTransfer:
+    async def wait_sealed(self, transfer_id: str, timeout_s: float) -> SealedTransfer:
         """Waits until a transfer is complete; may be called before or after its Reserve.
 
         Whatever ends the wait early (timeout, cancellation) cancels the transfer. After a normal
@@ -192,8 +200,6 @@ class KvReceiver:
         Args:
             transfer_id: The attempt; one waiter each.
             timeout_s: Longest wait.
-            prefix_hashes: Block hashes of the prompt's leading full blocks: those found in the
-                prefix cache when Reserve comes are not pushed.
 
         Raises:
             DataLossError: the KV here is not what was sent.
@@ -204,7 +210,6 @@ class KvReceiver:
             raise over.with_traceback(None)
         lease = self.leases.get(transfer_id)
         assert transfer_id not in self._waiting, "one Decode call per transfer"
-        self._prefixes[transfer_id] = prefix_hashes
         sealed = self._waiting[transfer_id] = asyncio.get_running_loop().create_future()
         try:
             if lease is not None and lease.state is LeaseState.SEALED:
@@ -233,7 +238,6 @@ class KvReceiver:
             raise
         finally:
             del self._waiting[transfer_id]
-            del self._prefixes[transfer_id]
         assert lease.record is not None
         return SealedTransfer(
             lease.block_ids,

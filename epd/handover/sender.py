@@ -98,7 +98,12 @@ class KvSender:
 
     @asynccontextmanager
     async def push(
-        self, request_id: str, transfer_id: str, target: PushTarget, token_count: int
+        self,
+        request_id: str,
+        transfer_id: str,
+        target: PushTarget,
+        token_count: int,
+        block_hashes: Sequence[bytes] = (),
     ) -> AsyncIterator[KvPush]:
         """Reserves decode memory, then pushes every layer of ``request_id`` until left.
 
@@ -107,7 +112,8 @@ class KvSender:
         nothing is in flight (at most ``drain_timeout_s``); release the engine's blocks after it.
         ``KvPush.failure`` completes when a push fails meanwhile.
 
-        ``request_id`` is the engine's and must be new for each attempt.
+        ``request_id`` is the engine's and must be new for each attempt. ``block_hashes`` name the
+        prompt's leading full blocks: what decode holds of them is not pushed.
 
         Raises:
             EpdError: why Reserve was refused.
@@ -121,7 +127,7 @@ class KvSender:
             raise ResourceExhaustedError(f"{self._slots.count} pushes are open already")
         asked_ns = time.monotonic_ns()
         try:
-            reservation = await self._reserve(transfer_id, target, token_count)
+            reservation = await self._reserve(transfer_id, target, token_count, block_hashes)
         except BaseException:
             self._slots.give_back(slot)
             raise
@@ -200,10 +206,16 @@ class KvSender:
                 self._fail(push, UnavailableError(text, reason="PEER_LOST"))
         self._control.settlements.lost(target)
 
-    async def _reserve(self, transfer_id: str, target: PushTarget, token_count: int) -> Reservation:
+    async def _reserve(
+        self,
+        transfer_id: str,
+        target: PushTarget,
+        token_count: int,
+        block_hashes: Sequence[bytes],
+    ) -> Reservation:
         try:
             async with asyncio.timeout(self.config.reserve_timeout_s):
-                reservation = await target.control.reserve(transfer_id, token_count)
+                reservation = await target.control.reserve(transfer_id, token_count, block_hashes)
             blocks = self._layout.blocks_for(token_count)
             if len(reservation.block_ids) != blocks:
                 raise InternalError(f"{len(reservation.block_ids)} blocks reserved, not {blocks}")

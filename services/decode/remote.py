@@ -1,11 +1,9 @@
 """Requests whose KV a prefill worker pushes here."""
 
-import asyncio
 from contextlib import aclosing
 
 from opentelemetry.trace import Tracer
 
-from epd.block_hashes import block_hashes
 from epd.engine.async_engine import AsyncEngine
 from epd.engine.requests import Admitted, EngineRequest, Failed, RequestMode
 from epd.errors import DuplicateRequestError, EpdError
@@ -15,10 +13,6 @@ from epd.telemetry import semconv
 from epd.worker.stages import Stages
 from services.decode.answer import Emit, PromptFacts, send_answer
 from services.decode.request import DecodeJob
-
-#: So many tokens are hashed in well under a millisecond, and a Reserve that comes meanwhile would
-#: have everything pushed that this worker holds already.
-INLINE_HASH_TOKENS = 8192
 
 
 class RemoteDecoding:
@@ -67,7 +61,7 @@ class RemoteDecoding:
         stages = Stages(self._tracer)
         with stages.stage(semconv.SPAN_KV_WAIT) as attributes:
             attributes[semconv.EPD_TRANSFER_ID] = transfer_id
-            sealed = await self._sealed(job, transfer_id)
+            sealed = await self._receiver.wait_sealed(transfer_id, self._kv_wait_s)
             attributes[semconv.EPD_TRANSFER_BYTES] = sealed.byte_count
         block_size = self._engine.engine.pool.block_size
         facts = PromptFacts(
@@ -89,18 +83,6 @@ class RemoteDecoding:
             assert isinstance(first, Admitted)
             await send_answer(events, first, facts, stages, emit, self._max_buffered_tokens)
 
-    async def _sealed(self, job: DecodeJob, transfer_id: str) -> SealedTransfer:
-        try:
-            if len(job.token_ids) <= INLINE_HASH_TOKENS:
-                hashes = self._prefix_hashes(job)
-            else:
-                hashes = await asyncio.to_thread(self._prefix_hashes, job)
-        except asyncio.CancelledError:
-            # As wait_sealed does once it waits: KV that nobody wants is refused or given back.
-            self._receiver.cancel(transfer_id)
-            raise
-        return await self._receiver.wait_sealed(transfer_id, self._kv_wait_s, hashes)
-
     def _take(self, job: DecodeJob, transfer_id: str, sealed: SealedTransfer) -> EngineRequest:
         return EngineRequest(
             request_id=transfer_id,
@@ -113,9 +95,3 @@ class RemoteDecoding:
             block_ids=self._receiver.take(transfer_id),
             first_token=sealed.first_token,
         )
-
-    def _prefix_hashes(self, job: DecodeJob) -> list[bytes]:
-        pool = self._engine.engine.pool
-        if not pool.enable_prefix_cache:
-            return []
-        return block_hashes(job.token_ids, job.images, pool.block_size)

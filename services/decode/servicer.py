@@ -46,6 +46,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
             checked_transfer_id(request.transfer_id),
             request.sender_instance_id,
             request.token_count,
+            request.block_hashes,
         )
         return decode_pb2.ReserveResponse(
             generation=reservation.generation,

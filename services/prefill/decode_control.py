@@ -37,7 +37,9 @@ class GrpcDecodeControl:
         self._reserve_timeout_s = reserve_timeout_s
         self._control_timeout_s = control_timeout_s
 
-    async def reserve(self, transfer_id: str, token_count: int) -> Reservation:
+    async def reserve(
+        self, transfer_id: str, token_count: int, block_hashes: Sequence[bytes]
+    ) -> Reservation:
         """Asks for blocks; may wait in the worker's bounded queue.
 
         Raises:
@@ -47,6 +49,7 @@ class GrpcDecodeControl:
             transfer_id=transfer_id,
             sender_instance_id=self._sender_instance_id,
             token_count=token_count,
+            block_hashes=block_hashes,
         )
         answer = await _typed(self._stub.Reserve(request, timeout=self._reserve_timeout_s))
         return Reservation(

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
+from epd.block_hashes import block_hashes
 from epd.engine.requests import PrefillDone
 from epd.errors import DuplicateRequestError
 from epd.handover.push import KvPush
@@ -34,6 +35,8 @@ from services.prefill.peer_link import DecodePeer
 from services.prefill.request import PrefillJob
 
 T = TypeVar("T")
+#: So many tokens are hashed in well under a millisecond; more are not hashed on the event loop.
+INLINE_HASH_TOKENS = 8192
 #: Sends one event to the router; waits while its stream takes no more.
 Emit = Callable[[prefill_pb2.PrefillResponse], Awaitable[None]]
 
@@ -100,8 +103,9 @@ class PrefillPipeline:
         report: PushReport | None = None
         asked_ns = time.monotonic_ns()
         try:
+            hashes = await _hashes(job, peer.target.layout.block_size)
             async with self._sender.push(
-                engine_id, job.transfer_id, peer.target, len(job.token_ids)
+                engine_id, job.transfer_id, peer.target, len(job.token_ids), hashes
             ) as push:
                 stages.durations_ns[semconv.SPAN_RESERVE] = time.monotonic_ns() - asked_ns
                 compute = self._computation.run(job, engine_id, custody, stages)
@@ -147,6 +151,13 @@ class PrefillPipeline:
         end_ns = done.forward_ended_ns + report.exposed_ns
         stages.add(semconv.SPAN_KV_PUSH, start_ns, end_ns, attributes)
         return report
+
+
+async def _hashes(job: PrefillJob, block_size: int) -> list[bytes]:
+    """What a decode worker may hold of the prompt."""
+    if len(job.token_ids) <= INLINE_HASH_TOKENS:
+        return block_hashes(job.token_ids, job.images, block_size)
+    return await asyncio.to_thread(block_hashes, job.token_ids, job.images, block_size)
 
 
 async def _unless_failed(push: KvPush, work: Coroutine[None, None, T]) -> T:

@@ -28,7 +28,7 @@ class SocketControl:
             raise TransferFailedError(answer["error"])
         return answer["result"]
 
-    async def reserve(self, transfer_id, token_count):
+    async def reserve(self, transfer_id, token_count, block_hashes):
         told = await self._call("reserve", transfer_id, token_count)
         told["block_ids"] = tuple(told["block_ids"])
         told["seal"] = Segment(**told["seal"])

@@ -99,9 +99,11 @@ class DirectControl:
         if self.error is not None:
             raise self.error
 
-    async def reserve(self, transfer_id, token_count):
+    async def reserve(self, transfer_id, token_count, block_hashes=()):
         self._note("reserve", transfer_id)
-        return await self.receiver.reserve(transfer_id, self.sender_instance_id, token_count)
+        return await self.receiver.reserve(
+            transfer_id, self.sender_instance_id, token_count, block_hashes
+        )
 
     async def renew(self, transfer_ids):
         self._note("renew", *transfer_ids)
@@ -185,12 +187,14 @@ class Prefill(Side):
                     [LayerProgress(request_id, tuple(blocks), before, after, token_count, cached)],
                 )
 
-    async def run_request(self, transfer_id, target, token_count, token=42, **compute):
+    async def run_request(self, transfer_id, target, token_count, token=42, hashes=(), **compute):
         """A whole prefill of one request; returns its report."""
         blocks = self.pool.allocate(self.layout.blocks_for(token_count))
         assert blocks is not None
         try:
-            async with self.sender.push(transfer_id, transfer_id, target, token_count) as push:
+            async with self.sender.push(
+                transfer_id, transfer_id, target, token_count, hashes
+            ) as push:
                 await asyncio.to_thread(self.compute, transfer_id, blocks, token_count, **compute)
                 if push.error is not None:
                     raise push.error

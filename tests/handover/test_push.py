@@ -117,7 +117,8 @@ async def test_cached_prefix_of_prefill_is_pushed_with_the_first_step(make):
         await pair.idle()
 
 
-async def test_blocks_that_decode_holds_are_not_pushed(make):
+@pytest.mark.parametrize("first", ["decode", "reserve"])
+async def test_blocks_that_decode_holds_are_not_pushed_whichever_call_comes_first(make, first):
     async with make().running() as pair:
         decode, prefill = pair.decode, pair.prefill
         known = decode.pool.allocate(2)
@@ -125,10 +126,13 @@ async def test_blocks_that_decode_holds_are_not_pushed(make):
             decode.pool.publish(block, name)
         decode.pool.free(known)
         before = decode.content(known)
-        receiving = asyncio.create_task(receive(pair, "t", prefix_hashes=[b"a", b"b", b"c"]))
-        await asyncio.sleep(0)
-        report = await prefill.run_request("t", pair.target, 80)
-        sealed, blocks = await receiving
+        receiving = None
+        if first == "decode":
+            receiving = asyncio.create_task(receive(pair, "t"))
+            await asyncio.sleep(0)
+        hashes = [b"a", b"b", b"c"]
+        report = await prefill.run_request("t", pair.target, 80, hashes=hashes)
+        sealed, blocks = await (receiving or receive(pair, "t"))
         assert sealed.cached_block_count == 2
         assert list(blocks[:2]) == known
         assert decode.content(known) == before

@@ -416,6 +416,8 @@ async def test_a_reservation_for_nothing_is_refused(make):
     async with make().running() as pair:
         with pytest.raises(InvalidRequestError):
             await pair.control.reserve("t", 0)
+        with pytest.raises(InvalidRequestError, match="2 blocks cannot be full with 31 tokens"):
+            await pair.control.reserve("t", 31, [b"a", b"b"])
 
 
 async def test_an_id_that_belongs_to_another_prefill_worker_is_left_alone(make):

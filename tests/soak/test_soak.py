@@ -22,8 +22,8 @@ CLIENTS = 6
 HOLD_S = 4.0
 #: WRITEs of each prefill worker; the numbered ones make sure that every kind happens.
 FAULTS = (
-    "fail_post@11,fail_post%0.3,fail_running@23,fail_running%0.3,drop_notice@37,drop_notice%0.3,"
-    "corrupt@53,corrupt%0.3,late@71:2.5,late%0.3:2.5,fail_read@9,fail_read%1"
+    "fail_post@5,fail_post%0.3,fail_running@9,fail_running%0.3,drop_notice@13,drop_notice%0.3,"
+    "corrupt@17,corrupt%0.3,late@21:2.5,late%0.3:2.5,fail_read@3,fail_read%1"
 )
 KINDS = {"fail_post", "fail_running", "drop_notice", "corrupt", "late", "fail_read"}
 #: Descriptors and tasks that come and go with connections that are being made anew.
