@@ -27,6 +27,8 @@ from epd.telemetry.setup import Telemetry
 _log = logging.getLogger(__name__)
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[RpcMethodHandler]]
 
+#: The caller's clock for a deadline starts earlier than ours, by the way of the request.
+DEADLINE_SLACK_S = 0.1
 #: Codes that are the server's fault; the others are answers.
 _SERVER_ERRORS = frozenset(
     {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
@@ -80,7 +82,7 @@ class TelemetryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
         except (asyncio.CancelledError, GeneratorExit):
             # gRPC cancels the handler in both cases; only the clock tells them apart.
             remaining_s = context.time_remaining()
-            overdue = remaining_s is not None and remaining_s <= 0
+            overdue = remaining_s is not None and remaining_s <= DEADLINE_SLACK_S
             code = "DEADLINE_EXCEEDED" if overdue else "CANCELLED"
             raise
         except BaseException:

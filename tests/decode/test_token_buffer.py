@@ -38,7 +38,8 @@ async def test_tokens_that_pile_up_come_as_one_event_and_in_order() -> None:
         seen: list[EngineEvent] = []
         async for event in buffer:
             seen.append(event)
-            await asyncio.sleep(0.01)
+            while source.emitted < 20:
+                await asyncio.sleep(0)
     tokens = [t for event in seen if isinstance(event, NewTokens) for t in event.token_ids]
     assert tokens == list(range(20))
     assert len(seen) < 6
@@ -48,7 +49,8 @@ async def test_tokens_that_pile_up_come_as_one_event_and_in_order() -> None:
 async def test_a_reader_that_is_too_far_behind_is_ended_and_the_request_closed() -> None:
     source = Source(1000)
     async with TokenBuffer(source.events(), max_tokens=16) as buffer:
-        await asyncio.sleep(0.05)
+        while not source.closed:
+            await asyncio.sleep(0)
         with pytest.raises(ResourceExhaustedError) as refusal:
             async for _ in buffer:
                 pass

@@ -37,14 +37,24 @@ async def worker_info(channel):
 
 
 async def scrape_at_rest(fleet, name):
-    """Metrics once nothing is counted any more: an answer ends before its push is accounted for."""
+    """Metrics once nothing is counted any more."""
     last = await asyncio.to_thread(fleet.scrape, name)
     while True:
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1.0)
         now = await asyncio.to_thread(fleet.scrape, name)
         if all(now.total(metric) == last.total(metric) for metric in (KV_COUNT, EMBEDDING_BYTES)):
             return now
         last = now
+
+
+async def scrape_after(fleet, name, before, pushes):
+    """Metrics once so many pushes more are counted: an answer ends before its push is."""
+    async with asyncio.timeout(30):
+        while True:
+            now = await asyncio.to_thread(fleet.scrape, name)
+            if now.total(KV_COUNT) >= before.total(KV_COUNT) + pushes:
+                return now
+            await asyncio.sleep(0.05)
 
 
 async def test_bytes_moved_are_the_uncached_blocks_of_all_layers_the_seals_and_the_embeddings(
@@ -68,7 +78,7 @@ async def test_bytes_moved_are_the_uncached_blocks_of_all_layers_the_seals_and_t
         blocks = layout.blocks_for(usage.prompt_tokens)
         kv_bytes += blocks * layout.block_bytes * layout.layer_count + SEAL_BYTES
         embedding_bytes += usage.image_tokens * HIDDEN_BYTES
-    after = await scrape_at_rest(fleet, "prefill-0")
+    after = await scrape_after(fleet, "prefill-0", before, len(questions))
     assert after.total(KV_BYTES) - before.total(KV_BYTES) == kv_bytes
     assert after.total(KV_COUNT) - before.total(KV_COUNT) == len(questions)
     assert after.total(EMBEDDING_BYTES) - before.total(EMBEDDING_BYTES) == embedding_bytes
@@ -77,9 +87,10 @@ async def test_bytes_moved_are_the_uncached_blocks_of_all_layers_the_seals_and_t
     # Where Reserve overtakes the Decode call, decode cannot know that yet and all are pushed.
     moved = []
     for _ in range(4):
-        before = (await scrape_at_rest(fleet, "prefill-0")).total(KV_BYTES)
+        before = after
         usage = (await ask(channel, generate_request(questions[3], greedy(4)))).completion.usage
-        moved.append((await scrape_at_rest(fleet, "prefill-0")).total(KV_BYTES) - before)
+        after = await scrape_after(fleet, "prefill-0", before, 1)
+        moved.append(after.total(KV_BYTES) - before.total(KV_BYTES))
     blocks = layout.blocks_for(usage.prompt_tokens)
     left = blocks - usage.prompt_tokens // layout.block_size
     assert blocks > 30 > left
@@ -108,7 +119,7 @@ async def test_no_message_between_the_services_holds_a_tensor(model, shared_flee
     digest = image_digest(info.model_digest, info.processor_digest, image)
     images = [encoder_pb2.EncodeImage(image_index=0, digest=digest, data=image)]
     encode = encoder_pb2_grpc.EncoderServiceStub(encoder).Encode(
-        encoder_pb2.EncodeRequest(request_id="r", images=images), timeout=30
+        encoder_pb2.EncodeRequest(request_id="r", images=images), timeout=120
     )
     events = [note(event) async for event in encode]
     planned = events[0].planned
@@ -131,7 +142,7 @@ async def test_no_message_between_the_services_holds_a_tensor(model, shared_flee
             sampling=sampling,
             transfer_id=transfer_id,
         ),
-        timeout=30,
+        timeout=120,
     )
     request = note(
         prefill_pb2.PrefillRequest(
@@ -155,7 +166,7 @@ async def test_no_message_between_the_services_holds_a_tensor(model, shared_flee
             ),
         )
     )
-    async for event in prefill_pb2_grpc.PrefillServiceStub(prefill).Prefill(request, timeout=30):
+    async for event in prefill_pb2_grpc.PrefillServiceStub(prefill).Prefill(request, timeout=120):
         note(event)
     pushed = event.pushed
     tokens = 0

@@ -34,7 +34,7 @@ async def cancelled(task):
         await task
 
 
-async def until(condition, within_s=20.0):
+async def until(condition, within_s=60.0):
     """Polls, off the event loop."""
     async with asyncio.timeout(within_s):
         while not await asyncio.to_thread(condition):
@@ -52,11 +52,11 @@ async def test_a_cancel_while_a_stage_hangs_leaves_nothing_behind(stage, fleet, 
     idle = fleet.idle_level()
     (question,) = make_questions(3, seed=100 + len(stage))[2:]
     with frozen(fleet, stage):
-        task = asyncio.create_task(ask(channel, generate_request(question, greedy(64))))
+        task = asyncio.create_task(ask(channel, generate_request(question, greedy(500))))
         await asyncio.sleep(1.0)
         assert not task.done()
         await cancelled(task)
-    fleet.assert_back_to_idle(idle, within_s=2.0, settled_within_s=3.0)
+    fleet.assert_back_to_idle(idle, settled_within_s=20)
     await assert_answers(channel, reference, question)
 
 
@@ -65,10 +65,10 @@ async def test_a_cancel_during_the_forward_pass_stops_prefill_and_frees_the_rese
 ):
     idle = fleet.idle_level()
     question = Question(make_questions(2, seed=103)[1].images, LONG_TEXT)
-    task = asyncio.create_task(ask(channel, generate_request(question, greedy(64))))
+    task = asyncio.create_task(ask(channel, generate_request(question, greedy(500))))
     await until(lambda: fleet.scrape("prefill-0").total("epd_kv_cache_block_usage") > 0)
     await cancelled(task)
-    fleet.assert_back_to_idle(idle, settled_within_s=3.0)
+    fleet.assert_back_to_idle(idle, settled_within_s=20)
     await assert_answers(channel, reference, make_questions(2, seed=104)[1])
 
 
@@ -79,7 +79,7 @@ async def test_a_cancel_while_tokens_stream_frees_decode(fleet, channel, referen
     await until(lambda: fleet.scrape("decode-0").total("epd_request_running") > 0)
     await asyncio.sleep(0.2)
     await cancelled(task)
-    fleet.assert_back_to_idle(idle, settled_within_s=3.0)
+    fleet.assert_back_to_idle(idle, settled_within_s=20)
     await assert_answers(channel, reference, question)
 
 
@@ -89,7 +89,7 @@ async def test_a_deadline_ends_the_request_everywhere(fleet, channel, reference)
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await ask(channel, generate_request(question, greedy(3000)), timeout_s=0.7)
     assert refusal.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    fleet.assert_back_to_idle(idle, settled_within_s=3.0)
+    fleet.assert_back_to_idle(idle, settled_within_s=20)
     await assert_answers(channel, reference, question)
 
 
@@ -119,7 +119,7 @@ async def test_a_storm_of_cancels_at_random_moments_leaks_nothing_and_spoils_no_
             for index, question in enumerate(questions)
         )
     )
-    fleet.assert_back_to_idle(idle, within_s=2.0, settled_within_s=4.0)
+    fleet.assert_back_to_idle(idle, settled_within_s=20)
     for question, answer in finished:
         assert answer.token_ids == reference.greedy(question, 32)
     assert len(finished) == -(-len(questions) // 3)

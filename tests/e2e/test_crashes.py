@@ -21,7 +21,7 @@ FLAGS = {
     "decode": (f"--quarantine-hold-s={QUARANTINE_HOLD_S}",),
 }
 #: Lease of an embedding nobody reads any more, then its hold.
-SETTLED_S = 4.0 + QUARANTINE_HOLD_S + 1.0
+SETTLED_S = 4.0 + QUARANTINE_HOLD_S + 15.0
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ async def restart(fleet, channel, name):
     """Starts an ended process again and waits until the router uses it."""
     address = (await asyncio.to_thread(fleet.restart, name)).address
     stub = router_pb2_grpc.RouterServiceStub(channel)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             workers = (await stub.GetModel(router_pb2.GetModelRequest())).workers
             if any(worker.address == address and worker.healthy for worker in workers):
@@ -49,7 +49,7 @@ async def restart(fleet, channel, name):
 
 
 async def assert_answers(channel, reference, question, tokens=24):
-    answer = await ask(channel, generate_request(question, greedy(tokens)), timeout_s=60)
+    answer = await ask(channel, generate_request(question, greedy(tokens)), timeout_s=120)
     assert answer.token_ids == reference.greedy(question, tokens)
 
 
@@ -67,7 +67,7 @@ async def answered_or_typed(task, reference, question, tokens):
 
 async def start(channel, question, tokens):
     request = generate_request(question, greedy(tokens))
-    task = asyncio.create_task(ask(channel, request, timeout_s=60))
+    task = asyncio.create_task(ask(channel, request, timeout_s=120))
     await asyncio.sleep(0)
     return task
 
@@ -75,7 +75,7 @@ async def start(channel, question, tokens):
 async def busy(fleet, role, gauge="epd_kv_cache_block_usage"):
     """The name of the worker of a role that has the request."""
     names = [process.name for process in fleet.of_role(role) if process.running]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             for name in names:
                 if (await asyncio.to_thread(fleet.scrape, name)).total(gauge) > 0:
@@ -108,8 +108,8 @@ async def test_a_penalised_drawn_answer_goes_on_unchanged_when_its_worker_is_kil
     tokens = 400
     request = generate_request(make_questions(2, seed=260)[1], seeded(tokens, seed=5))
     request.logprobs = True
-    undisturbed = await ask(channel, request, timeout_s=60)
-    task = asyncio.create_task(ask(channel, request, timeout_s=60))
+    undisturbed = await ask(channel, request, timeout_s=120)
+    task = asyncio.create_task(ask(channel, request, timeout_s=120))
     victim = await busy(fleet, "decode")
     fleet.kill_one(victim)
     answer = await task
@@ -145,14 +145,14 @@ async def test_the_encoder_killed_before_its_embedding_is_read(fleet, channel, r
     prefills = [process.name for process in fleet.of_role("prefill")]
     with frozen(fleet, *prefills):
         task = await start(channel, question, 24)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not fleet.scrape("encoder-0").total("epd_transfer_open"):
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.5)
         fleet.kill_one("encoder-0")
     await answered_or_typed(task, reference, question, 24)
     others = {name: level for name, level in idle.items() if name != "encoder-0"}
-    fleet.assert_back_to_idle(others, within_s=2.0, settled_within_s=SETTLED_S)
+    fleet.assert_back_to_idle(others, within_s=SETTLED_S, settled_within_s=SETTLED_S)
     await restart(fleet, channel, "encoder-0")
     await assert_answers(channel, reference, question)
 

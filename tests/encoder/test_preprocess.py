@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -86,9 +85,14 @@ async def test_crash_fails_only_its_image_and_the_process_is_replaced(model_fold
     pool = PreprocessPool(PreprocessConfig(model_folder, processes=2))
     await pool.start()
     try:
+        spent = {worker: sum(worker.cpu_times()[:2]) for worker in worker_processes()}
         victim = asyncio.create_task(pool.process(slow_file(), "images[0]"))
-        await asyncio.sleep(0.2)
-        busy = max(worker_processes(), key=lambda worker: sum(worker.cpu_times()[:2]))
+        busy = None
+        async with asyncio.timeout(30):
+            while busy is None:
+                await asyncio.sleep(0.01)
+                found = [one for one in spent if sum(one.cpu_times()[:2]) > spent[one] + 0.05]
+                busy = found[0] if found else None
         other = asyncio.create_task(pool.process(FILES["large"], "images[1]"))
         busy.send_signal(signal.SIGKILL)
         with pytest.raises(InternalError, match=r"crashed on images\[0\]"):
@@ -102,12 +106,12 @@ async def test_crash_fails_only_its_image_and_the_process_is_replaced(model_fold
 
 
 async def test_hung_process_is_killed_after_the_timeout(model_folder: Path) -> None:
-    pool = PreprocessPool(PreprocessConfig(model_folder, timeout_s=0.5))
+    pool = PreprocessPool(PreprocessConfig(model_folder, timeout_s=3.0))
     await pool.start()
     try:
         (worker,) = worker_processes()
         worker.send_signal(signal.SIGSTOP)
-        with pytest.raises(DeadlineExceededError, match=r"longer than 0.5 s"):
+        with pytest.raises(DeadlineExceededError, match=r"longer than 3 s"):
             await pool.process(FILES["PNG"], "images[0]")
         assert (await pool.process(FILES["PNG"], "images[0]")).arrays
     finally:
@@ -115,13 +119,15 @@ async def test_hung_process_is_killed_after_the_timeout(model_folder: Path) -> N
 
 
 async def test_cancelled_caller_leaves_at_once_and_frees_its_process(pool: PreprocessPool) -> None:
-    job = asyncio.create_task(pool.process(slow_file(), "images[0]"))
+    (worker,) = worker_processes()
+    worker.send_signal(signal.SIGSTOP)  # whoever waited for the image would wait for the timeout
+    job = asyncio.create_task(pool.process(FILES["large"], "images[0]"))
     await asyncio.sleep(0.1)
     job.cancel()
-    started = time.monotonic()
-    with pytest.raises(asyncio.CancelledError):
-        await job
-    assert time.monotonic() - started < 0.1
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await job
+    worker.send_signal(signal.SIGCONT)
     assert (await pool.process(FILES["PNG"], "images[0]")).arrays
     assert pool.restarts == 0
 
@@ -164,5 +170,5 @@ if __name__ == "__main__":
     assert workers
     service.kill()
     service.wait()
-    _, alive = psutil.wait_procs(workers, timeout=5)
+    _, alive = psutil.wait_procs(workers, timeout=30)
     assert not alive

@@ -185,7 +185,7 @@ class Reference:
         return logits[-count - 1 : -1].log_softmax(-1).gather(-1, chosen)[:, 0].tolist()
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"

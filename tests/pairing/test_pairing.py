@@ -56,7 +56,7 @@ class DecodeEnd(decode_pb2_grpc.DecodeServiceServicer):
 
 @asynccontextmanager
 async def decode_end(
-    instance_id: str, *, port: int = 0, layout: KvLayout = LAYOUT, silence_s: float = 1.0
+    instance_id: str, *, port: int = 0, layout: KvLayout = LAYOUT, silence_s: float = 20.0
 ) -> AsyncIterator[tuple[int, DecodeEnd]]:
     end = DecodeEnd(instance_id, layout, silence_s)
     server = grpc.aio.server()
@@ -77,7 +77,7 @@ class PrefillEnd:
         decodes: str,
         *,
         heartbeat_s: float = 0.02,
-        silence_s: float = 1.0,
+        silence_s: float = 20.0,
         discovery: Discovery | None = None,
     ) -> None:
         self.log: list[str] = []
@@ -120,7 +120,7 @@ class PrefillEnd:
 
 
 async def until(log: list[str], wanted: str) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while wanted not in log:
             await asyncio.sleep(0.01)
 
@@ -228,7 +228,7 @@ async def test_f24_descriptors_and_channels_grow_with_live_members_only() -> Non
                 assert list(prefill.channels) == [address]
                 discovery.changes.put_nowait(Member(address, joined=False))
                 await until(prefill.log, f"-d{number}")
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     while prefill.channels:
                         await asyncio.sleep(0.01)
             descriptors.append(own.num_fds())

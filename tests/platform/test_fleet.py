@@ -53,7 +53,7 @@ def test_a_worker_can_be_killed_restarted_on_its_port_and_is_found_again(tiny_mo
     with fleet_of(tiny_model, encoders=0) as fleet:
         idle = fleet.idle_level()
         assert len(answer(fleet).token_ids) == 4
-        fleet.assert_back_to_idle(idle, settled_within_s=5)
+        fleet.assert_back_to_idle(idle, settled_within_s=20)
         fuller = dataclasses.replace(idle["decode-0"], free_and_quarantined_blocks=1e9)
         with pytest.raises(AssertionError, match=r"not back to idle.*decode-0"):
             fleet.assert_back_to_idle({**idle, "decode-0": fuller}, within_s=0.1)
@@ -62,8 +62,8 @@ def test_a_worker_can_be_killed_restarted_on_its_port_and_is_found_again(tiny_mo
         with pytest.raises(FleetError, match="decode-0 ended with status -9"):
             fleet.check()
         assert fleet.restart("decode-0").address == address
-        wait_until(lambda: answers(fleet), 30)
-        fleet.assert_back_to_idle(idle, settled_within_s=5)
+        wait_until(lambda: answers(fleet), 120)
+        fleet.assert_back_to_idle(idle, settled_within_s=20)
         assert fleet.resident_bytes("decode-0") > 1 << 20
         assert fleet.open_files("decode-0") > 3
 
@@ -117,7 +117,7 @@ def epd(*arguments, tmp_path):
 
 
 def assert_gone(processes):
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -137,7 +137,7 @@ def test_up_status_chat_trace_and_an_orderly_end(tiny_model, tmp_path):
         chat = epd("chat", "what?", "--image", picture, "--max-tokens", "4", tmp_path=tmp_path)
         assert chat.returncode == 0, chat.stderr
 
-        wait_until(lambda: "kv_push" in epd("trace", tmp_path=tmp_path).stdout, 30)
+        wait_until(lambda: "kv_push" in epd("trace", tmp_path=tmp_path).stdout, 120)
         trace = epd("trace", tmp_path=tmp_path).stdout
         for name in ("RouterService/Generate", "PrefillService/Prefill", "DecodeService/Decode"):
             assert name in trace

@@ -13,6 +13,8 @@ from tests.support.rpc_pair import rpc_pair
 
 SERVICE = "epd.v1.EchoService"
 ARITIES = ["UnaryUnary", "UnaryStream", "StreamUnary", "StreamStream"]
+#: Calls that have reached the server and hang there.
+hanging: list[bytes] = []
 
 
 async def fail_if_asked(message, context):
@@ -21,6 +23,7 @@ async def fail_if_asked(message, context):
     if message == b"bug":
         raise ValueError("bug")
     if message == b"hang":
+        hanging.append(message)
         await asyncio.sleep(60)
     if message == b"metadata":
         return dict(context.invocation_metadata())["traceparent"].encode()
@@ -60,7 +63,7 @@ def add_echo(handlers):
     handlers.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, methods)])
 
 
-async def call(channel, arity, message, deadline_s=5.0):
+async def call(channel, arity, message, deadline_s=30.0):
     """Sends one message, returns the last response."""
 
     async def requests():
@@ -89,7 +92,7 @@ def root_span(pair):
 
 async def spans_of(pair, count):
     """The spans of the only trace, by kind, once ``count`` have arrived."""
-    for _ in range(100):
+    for _ in range(1000):
         await asyncio.to_thread(pair.flush)
         ids = pair.spans.trace_ids()
         if ids and len(pair.spans.spans(ids[0])) >= count:
@@ -149,10 +152,13 @@ async def test_a_bug_is_an_error_on_both_sides(monkeypatch):
 
 @pytest.mark.parametrize("arity", ARITIES)
 async def test_a_cancelled_call_ends_its_spans_with_the_outcome(monkeypatch, arity):
+    hanging.clear()
     async with echo_pair(monkeypatch) as pair:
         with root_span(pair):
             task = asyncio.create_task(call(pair.channel, arity, b"hang"))
-            await asyncio.sleep(0.2)
+            async with asyncio.timeout(20):
+                while not hanging:
+                    await asyncio.sleep(0.01)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -166,7 +172,7 @@ async def test_a_cancelled_call_ends_its_spans_with_the_outcome(monkeypatch, ari
 async def test_a_missed_deadline_is_told_apart_from_a_cancel(monkeypatch, arity):
     async with echo_pair(monkeypatch) as pair:
         with root_span(pair), pytest.raises(grpc.aio.AioRpcError):
-            await call(pair.channel, arity, b"hang", deadline_s=0.2)
+            await call(pair.channel, arity, b"hang", deadline_s=1.5)
         spans = await spans_of(pair, 3)
     assert spans["SERVER"].attributes["rpc.response.status_code"] == "DEADLINE_EXCEEDED"
     assert spans["SERVER"].failed
@@ -222,9 +228,14 @@ async def test_durations_of_calls_are_in_the_metrics_of_both_sides(monkeypatch):
             await call(pair.channel, "UnaryUnary", b"hello")
         with pytest.raises(grpc.aio.AioRpcError):
             await call(pair.channel, "UnaryUnary", b"refuse")
-        await asyncio.sleep(0.05)
-        server = await asyncio.to_thread(scrape, pair.server_telemetry.metrics_address)
-        client = await asyncio.to_thread(scrape, pair.client_telemetry.metrics_address)
+        counted = 0
+        async with asyncio.timeout(20):  # a call is counted after its answer has gone out
+            while counted < 8:
+                await asyncio.sleep(0.05)
+                server = await asyncio.to_thread(scrape, pair.server_telemetry.metrics_address)
+                client = await asyncio.to_thread(scrape, pair.client_telemetry.metrics_address)
+                counted = server.total("rpc_server_call_duration_seconds_count")
+                counted += client.total("rpc_client_call_duration_seconds_count")
     method = f"{SERVICE}/UnaryUnary"
     for scraped, name in ((server, "server"), (client, "client")):
         count = f"rpc_{name}_call_duration_seconds_count"

@@ -11,7 +11,7 @@ from tests.support.fleet import TestFleet
 def frozen(fleet: TestFleet, *names: str) -> Iterator[None]:
     """Processes that answer nothing inside and go on afterwards, if they still live.
 
-    Shorter than the silence after which peers take them for gone (3 s), it is a hang that passes.
+    Shorter than the silence after which peers take them for gone (10 s), it is a hang that passes.
     """
     for name in names:
         fleet.signal(name, signal.SIGSTOP)

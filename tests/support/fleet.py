@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from epd.fleet.fleet import Fleet
-from epd.fleet.plan import FleetPlan
+from epd.fleet.plan import ROLES, FleetPlan
 from epd.fleet.process import ServiceProcess
 from epd.telemetry import semconv
 from epd.telemetry.otlp_receiver import OtlpReceiver
@@ -24,6 +24,15 @@ from epd.telemetry.span_store import SpanStore
 QUARANTINE_HOLD_S = 2.0
 #: Generous: several builds may share two cores.
 READY_TIMEOUT_S = 240.0
+STOP_TIMEOUT_S = 60.0
+#: For states that must come; far below what a leak would wait for.
+WITHIN_S = 15.0
+#: Whoever waited for one of these times instead of being told would wait long.
+PATIENT = {
+    "prefill": ("--pair-silence-s=10",),
+    "decode": ("--pair-silence-s=10", "--progress-timeout-s=60"),
+    "router": ("--worker-silence-s=10",),
+}
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,11 @@ class TestFleet(Fleet):
         return found
 
     def assert_back_to_idle(
-        self, idle: Mapping[str, Level], within_s: float = 1.0, *, settled_within_s: float = 0.0
+        self,
+        idle: Mapping[str, Level],
+        within_s: float = WITHIN_S,
+        *,
+        settled_within_s: float = 0.0,
     ) -> None:
         """Fails unless every running process is back at ``idle`` in time.
 
@@ -131,7 +144,7 @@ class TestFleet(Fleet):
             deadline = time.monotonic() + settled_within_s
             _until(self._quarantined, deadline, "still in quarantine")
 
-    def trace(self, trace_id: str, *, within_s: float = 5.0, count: int = 1) -> list[ReceivedSpan]:
+    def trace(self, trace_id: str, *, within_s: float = 30.0, count: int = 1) -> list[ReceivedSpan]:
         """A trace's spans once ``count`` have arrived and no more came for a moment."""
         deadline = time.monotonic() + within_s
         seen = -1
@@ -208,7 +221,8 @@ def fleet_of(
 ) -> Iterator[TestFleet]:
     """A running fleet; its processes are gone afterwards, and its logs shown if the test failed.
 
-    ``flags`` are per role, ``worker_flags`` per process name.
+    ``flags`` are per role, ``worker_flags`` per process name. Timeouts are longer than the
+    defaults, see ``PATIENT``: tests that wait for one set it.
     """
     plan = FleetPlan(
         model,
@@ -216,7 +230,7 @@ def fleet_of(
         prefills,
         decodes,
         unified,
-        flags=flags or {},
+        flags={role: (*PATIENT.get(role, ()), *(flags or {}).get(role, ())) for role in ROLES},
         worker_flags=worker_flags or {},
         environment={"OMP_NUM_THREADS": "1", "EPD_THREADS": "1", **(environment or {})},
     )
@@ -230,7 +244,7 @@ def fleet_of(
             fleet.start()
             yield fleet
             stopped = [process for process in fleet.processes.values() if process.running]
-            fleet.stop()
+            fleet.stop(STOP_TIMEOUT_S)
             badly = {p.name: p.exit_status for p in stopped if p.exit_status != 0}
             assert not badly, f"exit statuses after a stop: {badly}"
         except BaseException:
@@ -238,7 +252,7 @@ def fleet_of(
             raise
         finally:
             fleet.kill()
-            _until(fleet.left_behind, time.monotonic() + 2.0, "processes left behind")
+            _until(fleet.left_behind, time.monotonic() + 20.0, "processes left behind")
 
 
 def _until(problem: Callable[[], Mapping[str, object]], deadline: float, what: str) -> None:

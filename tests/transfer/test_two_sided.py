@@ -5,7 +5,7 @@ import pytest
 from epd.errors import TransferFailedError
 from tests.transfer.peers import ThreadPeer
 
-WAIT = 10
+WAIT = 60
 PEER_BYTES = 32 << 20
 
 

@@ -29,7 +29,7 @@ async def serving():
         request = health_pb2.HealthCheckRequest(service=SERVICE)
 
         async def not_serving():
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 async for status in stub.Watch(request):
                     if status.status == health_pb2.HealthCheckResponse.NOT_SERVING:
                         return
