@@ -74,6 +74,8 @@ class EngineCore:
             self._post(sequence, Admitted(queue_ns=now - sequence.arrived_ns))
         for sequence in plan.preempted:
             self._post(sequence, Preempted())
+        if plan.admitted or plan.preempted:
+            self._flush()  # not as late as the step's tokens: waits end here
         if plan.runs:
             self._post_results(plan.runs, self._run(plan.runs))
         self._flush()
