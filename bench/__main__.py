@@ -13,6 +13,7 @@ from bench.record import provenance, save
 BENCHMARKS = {
     "attention": "bench.attention",
     "decode_hf": "bench.decode_hf",
+    "kv_exposed": "bench.kv_exposed",
     "kv_transfer": "bench.kv_transfer",
 }
 

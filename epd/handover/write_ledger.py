@@ -25,6 +25,8 @@ class PushReport:
     descriptor_count: int
     write_count: int
     exposed_ns: int
+    #: The same without the seal's WRITE.
+    kv_exposed_ns: int
     hidden_ns: int
     layer_ns: tuple[int, ...]
 
@@ -114,6 +116,7 @@ class WriteLedger:
         intervals: Sequence[tuple[int, int]] = [
             (one.started_ns, one.ended_ns) for one in self._done
         ]
+        kv_intervals = [(one.started_ns, one.ended_ns) for one in self._done if one.layers]
         layer_ns = [0] * self._layer_count
         for one in self._done:
             for layer in one.layers:
@@ -123,6 +126,7 @@ class WriteLedger:
             sum(one.result.descriptor_count for one in self._done),
             len(self._done),
             exposed_ns(intervals, forward_ended_ns),
+            exposed_ns(kv_intervals, forward_ended_ns),
             hidden_ns(intervals, forward_ended_ns),
             tuple(layer_ns),
         )

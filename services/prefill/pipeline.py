@@ -196,5 +196,6 @@ def _pushed(report: PushReport) -> prefill_pb2.PrefillResponse:
             write_count=report.write_count,
             exposed_ns=report.exposed_ns,
             hidden_ns=report.hidden_ns,
+            kv_exposed_ns=report.kv_exposed_ns,
         )
     )
