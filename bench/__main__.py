@@ -14,6 +14,8 @@ BENCHMARKS = {
     "attention": "bench.attention",
     "decode_hf": "bench.decode_hf",
     "kv_exposed": "bench.kv_exposed",
+    "encoder_cache": "bench.encoder_cache",
+    "encoder_parallel": "bench.encoder_parallel",
     "kv_transfer": "bench.kv_transfer",
 }
 

@@ -1,0 +1,52 @@
+"""The encoder benchmarks on a tower of one layer, and the sequences behind the hit rates."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from bench.reuse_workloads import SIZES, WORKLOADS, hit_rate
+
+
+def last_line(*arguments: str) -> dict[str, object]:
+    """The result of a run."""
+    command = [sys.executable, "-m", "bench", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_encoder_cache_tells_reuse_hits_and_rates() -> None:
+    result = last_line(*("encoder_cache", "--rounds=1", "--calls=5", "--requests=500", "--depth=1"))
+    assert 0 < result["ttft_80pct_reuse_over_off"] < 10
+    assert result["hit_overhead_ms_p50"] > 0
+    assert result["hit_rate"].keys() == {"zipf", "chat_window"}
+    for rates in result["hit_rate"].values():
+        assert rates.keys() == {"s3fifo", "lru"}
+        assert all(0 < rate < 1 for rate in rates.values())
+
+
+@pytest.mark.full
+def test_encoder_parallel_tells_the_ratio() -> None:
+    result = last_line("encoder_parallel", "--rounds=1", "--images=2", "--depth=1")
+    assert 0 < result["ttft_two_over_one"] < 10
+    assert result["encode_share_of_ttft"].keys() == {"one", "two"}
+
+
+def test_more_memory_hits_more_and_one_hit_wonders_favour_s3fifo() -> None:
+    rates = {
+        (policy, megabytes): hit_rate(policy, WORKLOADS["zipf"](4000, 0), megabytes << 20)
+        for policy in ("s3fifo", "lru")
+        for megabytes in (16, 64)
+    }
+    for policy in ("s3fifo", "lru"):
+        assert rates[policy, 16] < rates[policy, 64] < 0.5
+    assert rates["s3fifo", 64] > rates["lru", 64]
+
+
+@pytest.mark.parametrize("policy", ["s3fifo", "lru"])
+def test_with_room_for_everything_only_first_times_miss(policy: str) -> None:
+    images = list(WORKLOADS["chat_window"](1000, 0))
+    room = len(images) * max(SIZES)
+    assert hit_rate(policy, iter(images), room) == 1 - len(set(images)) / len(images)
