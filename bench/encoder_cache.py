@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> Outcome:
     if options.quick:
         options.rounds, options.calls, options.requests = 1, 50, 2000
     tower = Tower(depth=options.depth)
-    flags = {"prefill": ["--no-prefix-cache"], "decode": ["--no-prefix-cache"]}
+    flags = {"prefill": ["--prefix-cache=false"], "decode": ["--prefix-cache=false"]}
     with tempfile.TemporaryDirectory(prefix="epd-bench-model-") as folder:
         model = make_vision_model(Path(folder), tower)
         off_flags = {**flags, "encoder": ["--embedding-cache-bytes", "0"]}

@@ -16,6 +16,7 @@ import torch
 
 from epd.encoding.disk_tier import DiskTier
 from epd.encoding.embedding import EmbeddingSpec
+from epd.encoding.embedding_cache import EntryState
 from epd.encoding.embedding_maker import EmbeddingMaker
 from epd.encoding.embedding_source import EmbeddingSource
 from epd.encoding.embedding_store import EmbeddingStore
@@ -151,7 +152,7 @@ class Encoder:
             for _ in granted:
                 one = await finished.get()
                 if one.production is not None:
-                    one.production.check(one.image.image_index)
+                    one.production.check(f"images[{one.image.image_index}]")
                 shown.add(one.handle_id)
                 stages = one.production.stages_since(called_ns) if one.production else ()
                 yield ImageReady(one.image.image_index, stages)
@@ -162,6 +163,20 @@ class Encoder:
             else:
                 leases.release([one.handle_id for one in granted], settled=False)
             self._changed()
+
+    async def await_ready(self, handle_id: str) -> None:
+        """Returns once the embedding of a handle is in place.
+
+        Raises:
+            NotFoundError: there is no such lease (any more).
+            EpdError: why the image could not be encoded.
+        """
+        entry = self._store.leases.find(handle_id)
+        if entry is not None and entry.state is EntryState.FILLING:
+            production = self._productions[entry]
+            await production.wait()
+            production.check(f"handle {handle_id}")
+        self._store.embedding(handle_id)
 
     def renew(self, handle_ids: Iterable[str], *, reading: bool = False) -> list[str]:
         """Starts leases anew; returns the ids that are unknown. See EmbeddingLeases.renew."""

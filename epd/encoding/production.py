@@ -42,13 +42,16 @@ class Production:
         """Calls back on the event loop once it is finished, soon when it is already."""
         self._end.add_done_callback(lambda end: callback())
 
-    def check(self, image_index: int) -> None:
+    async def wait(self) -> None:
+        """Returns once it is finished."""
+        await asyncio.shield(self._end)
+
+    def check(self, field: str) -> None:
         """Raises why a finished production failed: for each call its own error instance, naming
-        that call's image."""
+        the image as that call knows it."""
         error = self._end.result()
         if error is None:
             return
-        field = f"images[{image_index}]"
         message = f"{field}: {error.message}"
         if isinstance(error, InvalidRequestError):
             raise InvalidRequestError(

@@ -95,6 +95,10 @@ class Engine:
         """Ends a request with RequestCancelledError before the next step. Unknown ids are fine."""
         self._inbox.cancel(request_id)
 
+    def proceed(self) -> None:
+        """Looks again at requests that an image gate has held back: one was opened."""
+        self._inbox.nudge()
+
     def release(self, request_id: str) -> None:
         """Frees the blocks of a PREFILL_ONLY request: no transfer reads them any more.
 

@@ -3,12 +3,15 @@
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from epd.errors import EpdError
 from epd.sampling import FinishReason as FinishReason
 from epd.sampling import SamplingParams as SamplingParams
 from epd.sampling import TopLogprobs as TopLogprobs
+
+if TYPE_CHECKING:
+    from epd.engine.image_gate import ImageGate
 
 
 class RequestMode(enum.Enum):
@@ -60,6 +63,8 @@ class EngineRequest:
     images: tuple[PromptImage, ...] = ()
     embeddings: tuple[Any, ...] = ()
     position_delta: int = 0
+    #: Holds back images whose embeddings are still being written; None where all are in place.
+    gate: "ImageGate | None" = None
     #: PREFILLED only: blocks that hold the KV of token_ids; the engine owns them from submit on.
     block_ids: tuple[int, ...] = ()
     #: PREFILLED only: the token prefill has drawn. It is input here, never emitted again.

@@ -163,10 +163,14 @@ class Scheduler:
 
     def _schedule_chunk(self, sequence: Sequence, plan: StepPlan, budget: int) -> int:
         start = sequence.computed_len
-        end = min(len(sequence.token_ids), start + budget)
+        wanted = end = min(len(sequence.token_ids), start + budget)
+        if sequence.request.gate is not None:
+            end = sequence.request.gate.end(start, wanted)
         if end < len(sequence.token_ids):
             # Whole blocks: a block that two chunks share would be pushed twice.
             aligned = end - end % self._pool.block_size
+            if aligned <= start and end < wanted:
+                return 0  # it will be more once the next image is there
             end = aligned if aligned > start else end
         plan.runs.append(ScheduledRun(sequence, start, end))
         return end - start

@@ -51,6 +51,9 @@ class DecodeControl(Protocol):
 class EncoderControl(Protocol):
     """Calls from prefill to one encoder; every one raises EpdError and is idempotent."""
 
+    async def await_ready(self, handle_id: str) -> None:
+        """Returns once the embedding is in place; raises why its encoding failed."""
+
     async def renew(self, handle_ids: Sequence[str]) -> Sequence[str]:
         """Starts leases anew, as their reader; returns the handles the encoder does not know."""
 

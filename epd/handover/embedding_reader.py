@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -45,6 +45,10 @@ class ReadReport:
     read_ns: int
 
 
+#: An image's position in the request, its handle and the memory it goes to.
+_Place = tuple[int, EmbeddingHandle, ByteRange]
+
+
 class EmbeddingReader:
     """Fetches the embeddings of a request, all or none, into bounded memory.
 
@@ -75,11 +79,20 @@ class EmbeddingReader:
 
     @asynccontextmanager
     async def read(
-        self, handles: Sequence[EmbeddingHandle]
+        self,
+        handles: Sequence[EmbeddingHandle],
+        late: Collection[int] = (),
+        arrived: Callable[[int, ReadReport], None] = lambda index, report: None,
     ) -> AsyncIterator[tuple[tuple[ReadEmbedding, ...], ReadReport]]:
         """Yields one embedding per handle, in order; on exit their memory is given back, so leave
         only when the engine no longer uses it. The encoders' leases are renewed while this waits
         and reads, and released on every path, with the truth about running READs.
+
+        Args:
+            handles: The images' handles, in order.
+            late: Positions of images that are not encoded yet. Their embeddings come while the
+                caller goes on; what stops them cancels the caller's body and is raised.
+            arrived: Called with the position of each of those when its embedding is in place.
 
         Raises:
             InvalidRequestError: a handle contradicts itself.
@@ -90,7 +103,7 @@ class EmbeddingReader:
         for index, handle in enumerate(handles):
             handle.check(f"images[{index}].handle")
         leases = EncoderLeases(handles, self._control, self._control_timeout_s)
-        reads = ReadBatch(self._agent)
+        batches = [ReadBatch(self._agent)]
         ranges: list[ByteRange] = []
         started = time.monotonic_ns()
         try:
@@ -99,26 +112,35 @@ class EmbeddingReader:
                 if handles:
                     ranges = await self._memory.hold([handle.byte_count for handle in handles])
                 held = time.monotonic_ns()
-                try:
-                    results = await self._read_all(handles, ranges, reads)
-                except TransferFailedError:
-                    await leases.confirm()  # an unknown handle explains it better
-                    raise
-                await leases.confirm()
+                places = list(enumerate(zip(handles, ranges, strict=True)))
+                early = [(n, *place) for n, place in places if n not in late]
+                results = await self._read_held(early, batches[0], leases)
+                report = _report(results, started, held)
+                if late:
+
+                    async def read_late(n: int, handle: EmbeddingHandle, held: ByteRange) -> None:
+                        await self._control(handle.encoder_address).await_ready(handle.handle_id)
+                        ready = time.monotonic_ns()
+                        batches.append(batch := ReadBatch(self._agent))
+                        moved = await self._read_held([(n, handle, held)], batch, leases)
+                        arrived(n, _report(moved, ready, ready))
+
+                    waiting = [
+                        group.create_task(read_late(n, *place)) for n, place in places if n in late
+                    ]
+                    yield tuple(map(self._embedding, handles, ranges)), report
+                    for one in waiting:  # not needed any more: the KV was in the prefix cache
+                        one.cancel()
                 renewing.cancel()
         except BaseException as error:
             # A group's first error is the cause, the others follow from its cancellations.
             cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
-            reads.close(_typed(cause))
-            self._give_up(leases, reads, ranges)
+            self._give_up(leases, batches, ranges, _typed(cause))
             raise cause from cause.__cause__
+        if late:
+            self._give_up(leases, batches, ranges, RequestCancelledError("no longer needed"))
+            return
         self._cleanup.spawn(leases.release(settled=True))
-        report = ReadReport(
-            sum(result.byte_count for result in results),
-            sum(result.descriptor_count for result in results),
-            held - started,
-            time.monotonic_ns() - held,
-        )
         try:
             yield tuple(map(self._embedding, handles, ranges)), report
         finally:
@@ -128,11 +150,21 @@ class EmbeddingReader:
         """Waits until encoders have been told what is given back, at the process's end."""
         await self._cleanup.drain(timeout_s)
 
-    async def _read_all(
-        self, handles: Sequence[EmbeddingHandle], ranges: Sequence[ByteRange], reads: ReadBatch
+    async def _read_held(
+        self, images: Sequence[_Place], reads: ReadBatch, leases: EncoderLeases
     ) -> list[TransferResult]:
+        """Reads under leases that are known to have held all the time."""
+        try:
+            results = await self._read_all(images, reads)
+        except TransferFailedError:
+            await leases.confirm()  # an unknown handle explains it better
+            raise
+        await leases.confirm()
+        return results
+
+    async def _read_all(self, images: Sequence[_Place], reads: ReadBatch) -> list[TransferResult]:
         async with AsyncExitStack() as connections:
-            for index, (handle, held) in enumerate(zip(handles, ranges, strict=True)):
+            for index, handle, held in images:
                 hop = f"embedding READ from encoder {handle.encoder_address}, image {index}"
                 try:
                     peer = await connections.enter_async_context(
@@ -144,8 +176,9 @@ class EmbeddingReader:
                 reads.post(peer, local, handle.segments)
             failed = await reads.first_failure()
             if failed is not None:
-                index, cause = failed
-                address = handles[index].encoder_address
+                position, cause = failed
+                index, handle, _ = images[position]
+                address = handle.encoder_address
                 self._peers.suspect(address)
                 raise TransferFailedError(
                     f"embedding READ from encoder {address}, image {index}: {cause.message}"
@@ -153,21 +186,28 @@ class EmbeddingReader:
             return reads.results()
 
     def _give_up(
-        self, leases: EncoderLeases, reads: ReadBatch, ranges: Sequence[ByteRange]
+        self,
+        leases: EncoderLeases,
+        batches: Sequence[ReadBatch],
+        ranges: Sequence[ByteRange],
+        reason: EpdError,
     ) -> None:
-        if reads.settled:
+        for reads in batches:
+            reads.close(reason)
+        if all(reads.settled for reads in batches):
             self._memory.free(ranges)
             self._cleanup.spawn(leases.release(settled=True))
         else:
             self._memory.quarantine(ranges)
-            self._cleanup.spawn(self._settle(leases, reads, ranges))
+            self._cleanup.spawn(self._settle(leases, batches, ranges))
 
     async def _settle(
-        self, leases: EncoderLeases, reads: ReadBatch, ranges: Sequence[ByteRange]
+        self, leases: EncoderLeases, batches: Sequence[ReadBatch], ranges: Sequence[ByteRange]
     ) -> None:
         """Tells the encoders at once that READs still run, and again when none does."""
         await leases.release(settled=False)
-        await reads.drained()
+        for reads in batches:
+            await reads.drained()
         self._memory.settle(ranges)
         await leases.release(settled=True)
 
@@ -175,6 +215,15 @@ class EmbeddingReader:
         return ReadEmbedding(
             self._memory.part(held).address, self._memory.view(held), handle.shape, handle.dtype
         )
+
+
+def _report(results: Sequence[TransferResult], began_ns: int, held_ns: int) -> ReadReport:
+    return ReadReport(
+        sum(result.byte_count for result in results),
+        sum(result.descriptor_count for result in results),
+        held_ns - began_ns,
+        time.monotonic_ns() - held_ns,
+    )
 
 
 def _split(whole: Segment, like: Sequence[Segment]) -> list[Segment]:

@@ -99,6 +99,9 @@ METRICS: Mapping[str, MetricSpec] = {
     names.LEASE_UNKNOWN_RENEWAL: MetricSpec("total", "{lease}", "Renewals of unknown leases"),
     names.PREEMPTION: MetricSpec("total", "{request}", "Requests that lost their blocks"),
     names.REQUEST_RETRY: MetricSpec("counter", "{attempt}", "Attempts after the first"),
+    names.ROUTE_ENCODE_OVERLAP: MetricSpec(
+        "counter", "{request}", "Requests that prefill began while images were still encoded"
+    ),
     names.ROUTE_AFFINITY_HIT: MetricSpec(
         "counter", "{image}", "Images sent to the encoder that holds them"
     ),

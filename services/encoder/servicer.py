@@ -40,6 +40,13 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
                     self._record(event)
                 yield self._responses.to_proto(event, time.monotonic_ns() - started_ns)
 
+    async def AwaitReady(
+        self, request: encoder_pb2.AwaitReadyRequest, context: ServicerContext
+    ) -> encoder_pb2.AwaitReadyResponse:
+        """See the proto."""
+        await self._encoder.await_ready(request.handle_id)
+        return encoder_pb2.AwaitReadyResponse()
+
     async def Renew(
         self, request: encoder_pb2.EncoderServiceRenewRequest, context: ServicerContext
     ) -> encoder_pb2.EncoderServiceRenewResponse:

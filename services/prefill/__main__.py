@@ -78,7 +78,7 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
 
     def encoder_control(address: str) -> GrpcEncoderControl:
         stub = encoder_pb2_grpc.EncoderServiceStub(encoder_channels.get(address))
-        return GrpcEncoderControl(stub, pairing.control_timeout_s)
+        return GrpcEncoderControl(stub, pairing.control_timeout_s, config.encode_timeout_s)
 
     push_peers = PushPeers(agent, sender, scratch.segment, pairing.expect_rdma)
     terms = PairingTerms(descriptor, layout, pairing)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from epd.engine.async_engine import AsyncEngine
+from epd.engine.image_gate import ImageGate
 from epd.engine.requests import (
     Admitted,
     EngineEvent,
@@ -37,7 +38,14 @@ class Computation:
         Raises:
             EpdError: why embeddings or first token are not to be had.
         """
-        async with self._embeddings.read(custody, stages) as embeddings:
+        gate = ImageGate(job.images, job.pending) if job.pending else None
+
+        def arrived(position: int) -> None:
+            assert gate is not None
+            gate.open(position)
+            self._engine.engine.proceed()
+
+        async with self._embeddings.read(custody, stages, job.pending, arrived) as embeddings:
             request = EngineRequest(
                 request_id=engine_id,
                 token_ids=job.token_ids,
@@ -46,6 +54,7 @@ class Computation:
                 emitted_count=job.emitted_count,
                 images=job.images,
                 embeddings=embeddings,
+                gate=gate,
                 position_delta=job.position_delta,
             )
             async with aclosing(self._engine.generate(request)) as events:

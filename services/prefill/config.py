@@ -60,6 +60,12 @@ class PrefillConfig(ServerConfig):
     embedding_bytes: int = option(
         64 << 20, help="registered memory that embeddings are read into", unit="bytes", minimum=4096
     )
+    encode_timeout_s: float = option(
+        120.0,
+        help="longest wait for an image that was not encoded when its request came",
+        unit="s",
+        minimum=0.1,
+    )
     embedding_wait_s: float = option(
         10.0, help="longest wait for room for a request's embeddings", unit="s", minimum=0
     )

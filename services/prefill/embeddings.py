@@ -1,6 +1,6 @@
 """Embeddings of a request's images, fetched from their encoders as tensors."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ import torch
 from epd.cleanup import CleanupTasks
 from epd.handover.control import EncoderControl
 from epd.handover.embedding_handle import EmbeddingHandle
-from epd.handover.embedding_reader import EmbeddingReader, ReadEmbedding
+from epd.handover.embedding_reader import EmbeddingReader, ReadEmbedding, ReadReport
 from epd.handover.encoder_leases import EncoderLeases
 from epd.telemetry import semconv
 from epd.telemetry.transfer_metrics import EmbeddingTransferMetrics
@@ -62,9 +62,15 @@ class Embeddings:
 
     @asynccontextmanager
     async def read(
-        self, custody: Custody, stages: Stages
+        self,
+        custody: Custody,
+        stages: Stages,
+        late: Collection[int] = (),
+        arrived: Callable[[int], None] = lambda position: None,
     ) -> AsyncIterator[tuple[torch.Tensor, ...]]:
         """One tensor [tokens, features] per handle, valid inside. Gives the handles back always.
+
+        Those of ``late`` positions are filled when ``arrived`` is called with them.
 
         Raises:
             EpdError: as :meth:`EmbeddingReader.read`.
@@ -74,18 +80,26 @@ class Embeddings:
             yield ()
             return
         custody.begun = True
+
+        def came(position: int, report: ReadReport) -> None:
+            self._metrics.record(report.byte_count, report.read_ns)
+            arrived(position)
+
         async with AsyncExitStack() as stack:
             with stages.stage(semconv.SPAN_EMBEDDING_READ) as attributes:
                 attributes[semconv.EPD_IMAGE_COUNT] = len(handles)
                 try:
-                    found, report = await stack.enter_async_context(self._reader.read(handles))
+                    found, report = await stack.enter_async_context(
+                        self._reader.read(handles, late, came)
+                    )
                 except BaseException:
                     self._metrics.record_failure()
                     raise
                 attributes[semconv.EPD_TRANSFER_BYTES] = report.byte_count
                 attributes[semconv.EPD_TRANSFER_DESCRIPTORS] = report.descriptor_count
                 attributes[semconv.EPD_TRANSFER_TRANSPORT] = handles[0].agent.transport
-            self._metrics.record(report.byte_count, report.read_ns)
+            if report.byte_count:
+                self._metrics.record(report.byte_count, report.read_ns)
             yield tuple(_as_tensor(one) for one in found)
 
 

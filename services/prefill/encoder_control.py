@@ -13,12 +13,27 @@ class GrpcEncoderControl:
 
     Args:
         stub: The encoder's service.
-        timeout_s: Bound of each call; none of them waits there.
+        timeout_s: Bound of each call that does not wait there.
+        encode_timeout_s: Longest wait for an embedding.
     """
 
-    def __init__(self, stub: encoder_pb2_grpc.EncoderServiceStub, timeout_s: float) -> None:
+    def __init__(
+        self,
+        stub: encoder_pb2_grpc.EncoderServiceStub,
+        timeout_s: float,
+        encode_timeout_s: float,
+    ) -> None:
         self._stub = stub
         self._timeout_s = timeout_s
+        self._encode_timeout_s = encode_timeout_s
+
+    async def await_ready(self, handle_id: str) -> None:
+        """Returns once the embedding is in place; the encoder bounds that wait too."""
+        request = encoder_pb2.AwaitReadyRequest(handle_id=handle_id)
+        try:
+            await self._stub.AwaitReady(request, timeout=self._encode_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
 
     async def renew(self, handle_ids: Sequence[str]) -> Sequence[str]:
         """Starts leases anew; returns the handles the encoder does not know."""

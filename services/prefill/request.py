@@ -33,6 +33,8 @@ class PrefillJob:
     emitted_count: int
     images: tuple[PromptImage, ...]
     handles: tuple[EmbeddingHandle, ...]
+    #: Positions of the images that were not encoded when the request was sent.
+    pending: frozenset[int]
     position_delta: int
     sampling: SamplingParams
     decode_address: str
@@ -57,6 +59,7 @@ def job_from_proto(request: prefill_pb2.PrefillRequest) -> PrefillJob:
         emitted_count=request.emitted_count,
         images=images,
         handles=tuple(_handle(image, index) for index, image in enumerate(request.images)),
+        pending=frozenset(n for n, image in enumerate(request.images) if image.pending),
         position_delta=request.position_delta,
         sampling=sampling_from_proto(request.sampling),
         decode_address=request.decode.address,

@@ -198,6 +198,9 @@ def _dispatcher(
         facts.image_token_id,
         EncoderPlacement(config.fleet.placed_images),
         counter(context.telemetry.meter, semconv.ROUTE_AFFINITY_HIT),
+        counter(context.telemetry.meter, semconv.ROUTE_ENCODE_OVERLAP)
+        if config.fleet.encode_overlap
+        else None,
         random.Random(),
     )
 

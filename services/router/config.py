@@ -24,6 +24,9 @@ class FleetConfig:
         help="always: prefill and decode apart; null: unified decode workers alone; auto: always "
         "where there is a prefill worker",
     )
+    encode_overlap: bool = option(
+        False, help="let an idle prefill worker begin while later images are still encoded"
+    )
     placed_images: int = option(
         65_536, help="images of which the router remembers the encoder", unit="images", minimum=1
     )

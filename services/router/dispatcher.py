@@ -1,17 +1,20 @@
 """Runs one attempt of a request: chooses workers now and sends the request to them."""
 
+import asyncio
 import random
+import time
 from collections.abc import Set
 from dataclasses import dataclass
 from typing import Literal
 
 from opentelemetry.metrics import Counter
 
-from epd.cleanup import CleanupTasks
+from epd.cleanup import CleanupTasks, cancel_and_wait
 from epd.errors import InvalidRequestError, UnavailableError
 from epd.rpc.request_context import new_id
 from services.router.attempt import Outcome, Work
-from services.router.encode_stage import encode
+from services.router.beside import beside
+from services.router.encode_stage import EncodedImages, encode
 from services.router.encoder_placement import EncoderPlacement
 from services.router.handles import HandleSet
 from services.router.leg import LegFailedError
@@ -56,6 +59,8 @@ class Dispatcher:
             None where the model folder does not name it.
         placement: Chooses encoders.
         affinity_hits: Counts images that went to the encoder that holds them.
+        overlapped: Counts requests that an idle prefill worker is sent while their images are
+            still encoded; None where that is not to be done.
         rng: Breaks ties.
     """
 
@@ -68,6 +73,7 @@ class Dispatcher:
         anchor_token_id: int | None,
         placement: EncoderPlacement,
         affinity_hits: Counter,
+        overlapped: Counter | None,
         rng: random.Random,
     ) -> None:
         self._registry = registry
@@ -77,6 +83,7 @@ class Dispatcher:
         self._anchor_token_id = anchor_token_id
         self._placement = placement
         self._affinity_hits = affinity_hits
+        self._overlapped = overlapped
         self._rng = rng
         self._placer = Placer(rng)
 
@@ -115,20 +122,37 @@ class Dispatcher:
             return await LocalAttempt(work, worker, request).run()
         handles = HandleSet(self._cleanup, self._timings.control_timeout_s)
         settled = True
+        encoded = EncodedImages(len(work.prompt.images))
+        encoding: asyncio.Task[None] | None = None
         try:
             self._check_length(len(work.prompt.token_ids))
-            expanded = await self._encode(work, handles)
+            if work.prompt.images:
+                encoding = asyncio.create_task(self._encode(work, handles, encoded))
+                await self._until_computable(encoding, encoded)
+            expanded = self._expanded(work, encoded)
             self._check_length(len(expanded.token_ids))
             placement = await self._place(work, expanded)
+            if encoding is not None and not encoding.done() and placement.prefill.load:
+                # It would hold a place and memory there while others could compute.
+                await encoding
+                expanded = self._expanded(work, encoded)
+                placement = await self._place(work, expanded)
+            self._account_encoding(work, encoded)
             settled = False
             pair = PairAttempt(work, expanded, placement, new_id(), handles.forget)
+            run = pair.run(
+                self._cleanup,
+                culprit_grace_s=self._timings.culprit_grace_s,
+                linger_s=self._timings.linger_s,
+            )
             try:
-                return await pair.run(
-                    self._cleanup,
-                    culprit_grace_s=self._timings.culprit_grace_s,
-                    linger_s=self._timings.linger_s,
-                )
-            except LegFailedError:
+                if encoding is None or encoding.done() or self._overlapped is None:
+                    return await run
+                self._overlapped.add(1)
+                return await beside(encoding, run, self._timings.culprit_grace_s)
+            except LegFailedError as failure:
+                if failure.worker.role is Role.ENCODER:
+                    raise
                 # What one of them reports may be the other's trouble.
                 work.avoid |= {
                     placement.prefill.info.instance_id,
@@ -136,6 +160,8 @@ class Dispatcher:
                 }
                 raise
         finally:
+            if encoding is not None:
+                await cancel_and_wait(encoding)
             # Once Prefill is called a READ may be on its way, so only that worker can settle.
             handles.release(settled=settled)
 
@@ -147,32 +173,57 @@ class Dispatcher:
         """
         handles = HandleSet(self._cleanup, self._timings.control_timeout_s)
         try:
-            return len((await self._encode(work, handles, until_ready=False)).token_ids)
+            encoded = EncodedImages(len(work.prompt.images))
+            if work.prompt.images:
+                await self._encode(work, handles, encoded, until_ready=False)
+            return len(self._expanded(work, encoded).token_ids)
         finally:
             handles.release(settled=True)
 
     async def _encode(
-        self, work: Work, handles: HandleSet, *, until_ready: bool = True
-    ) -> ExpandedPrompt:
-        prompt = work.prompt
-        if not prompt.images:
-            expanded = ExpandedPrompt(prompt.token_ids, (), 0)
-        else:
-            encoders = self._pool(self._registry.available(Role.ENCODER), work, "encoder")
-            groups, first_choices = self._placement.place(prompt.images, encoders)
-            self._affinity_hits.add(first_choices)
-            encoded = await encode(
-                work.request_id,
-                [(worker, group) for worker, group in zip(encoders, groups, strict=True) if group],
-                handles,
-                work.deadline,
-                until_ready=until_ready,
-            )
-            work.path.add_window("encoder", encoded.timings_ns, encoded.service_ns, encoded.wall_ns)
-            expanded = expand(prompt.token_ids, encoded.in_order())
+        self, work: Work, handles: HandleSet, encoded: EncodedImages, *, until_ready: bool = True
+    ) -> None:
+        images = work.prompt.images
+        encoders = self._pool(self._registry.available(Role.ENCODER), work, "encoder")
+        groups, first_choices = self._placement.place(images, encoders)
+        self._affinity_hits.add(first_choices)
+        await encode(
+            work.request_id,
+            [(worker, group) for worker, group in zip(encoders, groups, strict=True) if group],
+            handles,
+            work.deadline,
+            encoded,
+            until_ready=until_ready,
+        )
+
+    async def _until_computable(
+        self, encoding: "asyncio.Task[None]", encoded: EncodedImages
+    ) -> None:
+        """Waits until all images are encoded, or planned where prefill may begin with that."""
+        if self._overlapped is not None:
+            planned = asyncio.create_task(encoded.planned.wait())
+            try:
+                await asyncio.wait({encoding, planned}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await cancel_and_wait(planned)
+            if not encoding.done() and encoded.pending:
+                return
+        await encoding
+
+    def _expanded(self, work: Work, encoded: EncodedImages) -> ExpandedPrompt:
+        plans = encoded.in_order()
+        expanded = expand(work.prompt.token_ids, plans, encoded.pending)
         work.prompt_tokens = len(expanded.token_ids)
         work.image_tokens = expanded.image_tokens
         return expanded
+
+    def _account_encoding(self, work: Work, encoded: EncodedImages) -> None:
+        """What is not encoded yet is part of prefill's time."""
+        if encoded.wall_ns:
+            window = (encoded.timings_ns, encoded.service_ns, encoded.wall_ns)
+            work.path.add_window("encoder", *window)
+        elif encoded.image_count:
+            work.path.add("encoder.plan", time.monotonic_ns() - encoded.started_ns)
 
     async def _place(self, work: Work, expanded: ExpandedPrompt) -> Placement:
         # Hashed first: between the choice and the booking nothing must come in between.

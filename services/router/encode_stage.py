@@ -20,12 +20,32 @@ from services.router.workers import Worker
 
 @dataclass
 class EncodedImages:
-    """What the encoders said, by image index. Timings are those of the last image ready."""
+    """What the encoders have said so far, by image index. Timings are of the last image ready."""
 
+    image_count: int
     plans: dict[int, ImagePlan] = field(default_factory=dict)
     timings_ns: Mapping[str, int] = field(default_factory=dict)
     service_ns: int = 0
+    started_ns: int = field(default_factory=time.monotonic_ns)
     wall_ns: int = 0
+    ready: set[int] = field(default_factory=set)
+    #: Set once every image is planned.
+    planned: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def pending(self) -> frozenset[int]:
+        """Images whose embedding is not in place yet, as far as is known here."""
+        return frozenset(
+            index
+            for index, plan in self.plans.items()
+            if not plan.cache_hit and index not in self.ready
+        )
+
+    def add(self, plan: ImagePlan) -> None:
+        """An image is planned."""
+        self.plans[plan.index] = plan
+        if len(self.plans) == self.image_count:
+            self.planned.set()
 
     def in_order(self) -> list[ImagePlan]:
         """The plans in the order of the images."""
@@ -37,10 +57,11 @@ async def encode(
     groups: Sequence[tuple[Worker, Sequence[SourceImage]]],
     handles: HandleSet,
     deadline: Deadline,
+    encoded: EncodedImages,
     *,
     until_ready: bool = True,
-) -> EncodedImages:
-    """Sends every encoder its images; one call per encoder, in parallel.
+) -> None:
+    """Sends every encoder its images; one call per encoder, in parallel. ``encoded`` fills up.
 
     The first call that fails cancels the others. All handles land in the given set, whose owner
     gives them back. With ``until_ready`` off it is enough that all images are planned.
@@ -48,8 +69,6 @@ async def encode(
     Raises:
         LegFailedError: what an encoder answered, or that it was lost.
     """
-    started_ns = time.monotonic_ns()
-    encoded = EncodedImages()
     try:
         with contextlib.ExitStack() as bookings:
             for worker, group in groups:
@@ -72,8 +91,7 @@ async def encode(
                 keeper.cancel()
     except BaseExceptionGroup as group_error:
         raise root_error(group_error) from None
-    encoded.wall_ns = time.monotonic_ns() - started_ns
-    return encoded
+    encoded.wall_ns = time.monotonic_ns() - encoded.started_ns
 
 
 async def _call(
@@ -102,11 +120,12 @@ async def _call(
                 case "planned":
                     plan = _plan(response.planned, worker)
                     handles.add(worker, plan)
-                    encoded.plans[plan.index] = plan
+                    encoded.add(plan)
                     if not until_ready:
                         waiting.discard(plan.index)
                 case "ready" if until_ready:
                     waiting.discard(response.ready.image_index)
+                    encoded.ready.add(response.ready.image_index)
                     encoded.timings_ns = timings_from_proto(response.ready.timings)
                     encoded.service_ns = response.ready.service_ns
             if not waiting and not until_ready:

@@ -1,6 +1,6 @@
 """Replaces each image's anchor token by the placeholder tokens the image expands to."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from epd.errors import InvalidRequestError
@@ -25,11 +25,15 @@ class ImagePlan:
 
 @dataclass(frozen=True)
 class PlacedImage:
-    """An image's run of placeholders in the expanded prompt."""
+    """An image's run of placeholders in the expanded prompt.
+
+    ``pending``: its embedding was not in place when the prompt was expanded.
+    """
 
     offset: int
     length: int
     plan: ImagePlan
+    pending: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,10 @@ class ExpandedPrompt:
         return sum(image.length for image in self.images)
 
 
-def expand(token_ids: Sequence[int], plans: Sequence[ImagePlan]) -> ExpandedPrompt:
-    """Puts the i-th image in the place of the i-th anchor token.
+def expand(
+    token_ids: Sequence[int], plans: Sequence[ImagePlan], pending: Collection[int] = ()
+) -> ExpandedPrompt:
+    """Puts the i-th image in the place of the i-th anchor token; ``pending`` are image indexes.
 
     Raises:
         InvalidRequestError: there are more or fewer anchors than images.
@@ -64,7 +70,11 @@ def expand(token_ids: Sequence[int], plans: Sequence[ImagePlan]) -> ExpandedProm
     start = 0
     for place, plan in zip(places, plans, strict=True):
         expanded += token_ids[start:place]
-        placed.append(PlacedImage(len(expanded), len(plan.placeholder_ids), plan))
+        placed.append(
+            PlacedImage(
+                len(expanded), len(plan.placeholder_ids), plan, pending=plan.index in pending
+            )
+        )
         expanded += plan.placeholder_ids
         start = place + 1
     expanded += token_ids[start:]

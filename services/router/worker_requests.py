@@ -24,6 +24,7 @@ def prefill_request(
                 grid=image.plan.grid,
                 digest=_digest(work, image.plan.index),
                 handle=image.plan.handle,
+                pending=image.pending,
             )
             for image in expanded.images
         ],

@@ -30,6 +30,8 @@ class Encoder:
         self.renewal_takes_s = 0.0
         self.released = []
         self.error = None
+        #: What must end before a handle's embedding is in place.
+        self.encoding = {}
         self._next = 0
 
     def handle(self, tokens, lease_s=10.0, pieces=1):
@@ -59,6 +61,11 @@ class Encoder:
             self.memory.view(one.address - self.memory.address, one.length).tobytes()
             for one in handle.segments
         )
+
+    async def await_ready(self, handle_id):
+        """Waits for the test, where it has said that it lets the reader wait."""
+        if (wait := self.encoding.get(handle_id)) is not None:
+            await wait
 
     async def renew(self, handle_ids):
         if self.error is not None:

@@ -265,3 +265,96 @@ async def test_peers_beyond_the_limit_are_forgotten(transport, fabric, make_read
     await reader.fetch([others[0].handle(4)])
     for other in others:
         other.agent.stop()
+
+
+class Late:
+    """Reads with images that are not encoded yet, and what came of it."""
+
+    def __init__(self, reader, encoder, count):
+        self.encoder = encoder
+        self.reader = reader
+        self.handles = [encoder.handle(4 + n) for n in range(count)]
+        self.encoded = {}
+        for handle in self.handles[1:]:
+            self.encoded[handle.handle_id] = asyncio.get_running_loop().create_future()
+            encoder.encoding[handle.handle_id] = self.encoded[handle.handle_id]
+        self.arrived = []
+        self.entered = asyncio.Event()
+        self.done = asyncio.Event()
+        self.seen = []
+
+    def finish(self, position, error=None):
+        future = self.encoded[self.handles[position].handle_id]
+        future.set_exception(error) if error else future.set_result(None)
+
+    async def run(self):
+        late = range(1, len(self.handles))
+        reading = self.reader.reader.read(
+            self.handles, late, lambda n, report: self.arrived.append(n)
+        )
+        async with reading as (embeddings, report):
+            assert report.byte_count == self.handles[0].byte_count
+            self.entered.set()
+            await self.done.wait()
+            self.seen = [one.data.tobytes() for one in embeddings]
+
+
+async def test_late_images_are_read_as_they_get_ready(make_reader, encoder):
+    reader = make_reader()
+    late = Late(reader, encoder, 3)
+    task = asyncio.create_task(late.run())
+    late.finish(2)
+    await eventually(lambda: late.arrived == [2])
+    assert not encoder.released
+    late.finish(1)
+    await eventually(lambda: late.arrived == [2, 1])
+    late.done.set()
+    await task
+    assert late.seen == [encoder.content(handle) for handle in late.handles]
+    await eventually(lambda: encoder.last_words == [True])
+    await reader.idle()
+
+
+async def test_an_image_that_fails_late_cancels_the_body_and_frees_everything(make_reader, encoder):
+    reader = make_reader()
+    late = Late(reader, encoder, 3)
+    task = asyncio.create_task(late.run())
+    late.finish(2)
+    await eventually(lambda: late.arrived == [2])
+    late.finish(1, InvalidRequestError("the image is broken", field="image"))
+    with pytest.raises(InvalidRequestError, match="broken"):
+        await task
+    await eventually(lambda: encoder.last_words == [True])
+    await reader.idle()
+
+
+@pytest.mark.parametrize("end", ["cancelled", "not needed"])
+async def test_a_body_that_ends_before_late_images_frees_everything(make_reader, encoder, end):
+    reader = make_reader()
+    late = Late(reader, encoder, 3)
+    task = asyncio.create_task(late.run())
+    await late.entered.wait()
+    if end == "cancelled":
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    else:
+        late.done.set()
+        await task
+    await eventually(lambda: encoder.last_words == [True])
+    await reader.idle()
+
+
+async def test_memory_is_kept_while_a_late_read_of_a_cancelled_request_runs(make_reader, encoder):
+    reader = make_reader()
+    reader.faults.delay_read = {2: 0.5}
+    late = Late(reader, encoder, 2)
+    task = asyncio.create_task(late.run())
+    late.finish(1)
+    await eventually(lambda: reader.faults.reads == 2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert reader.memory.quarantined_bytes
+    await eventually(lambda: encoder.last_words == [False, True])
+    await reader.idle()
