@@ -56,7 +56,7 @@ class PairClient:
     async def close(self) -> None:
         """Closes the connections."""
         for channel in self._channels:
-            await channel.close()
+            await channel.close(None)
 
     async def run(self, token_ids: Sequence[int], new_tokens: int) -> HandOver:
         """One greedy request of exactly ``new_tokens`` output tokens, at least 4."""

@@ -59,12 +59,8 @@ class DecodeProcess:
         self._raw.connect(bytes.fromhex(raw))
 
     async def choose(self, seed: int, count: int) -> list[int]:
-        """The blocks that this seed gives; they stay free."""
-        self._kv.pool.seed(seed)
-        blocks = self._kv.pool.allocate(count)
-        self._kv.pool.free(blocks)
-        self._kv.pool.seed(seed)
-        return blocks
+        """The blocks that this seed gives."""
+        return self._kv.choose(seed, count)
 
     async def await_raw(self, notice: str) -> int:
         """Waits for a raw WRITE's notice; when it was seen."""

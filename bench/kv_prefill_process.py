@@ -33,7 +33,7 @@ class PrefillProcess:
         memory = ((self._kv.memory.segment, "DRAM"), (slots.segment, "DRAM"))
         self._agent = open_endpoint("nixl", "prefill", uuid.uuid4().hex, memory)
         self._raw = RawNixl("raw-prefill", self._kv.memory.segment, self._agent.config.poll_s)
-        self._sender = KvSender(self._agent, self._kv.layout, slots, read_block=self._kv.read_block)
+        self._sender = KvSender(self._agent, self._kv.layout, slots)
         self._kv.fill(0)
 
     async def meet(self, port: int, agent: str, layout: str, raw: str) -> dict[str, Any]:
@@ -56,10 +56,7 @@ class PrefillProcess:
 
     async def choose(self, seed: int, count: int) -> list[int]:
         """The blocks that this seed gives."""
-        self._kv.pool.seed(seed)
-        blocks = self._kv.pool.allocate(count)
-        self._kv.pool.free(blocks)
-        return blocks
+        return self._kv.choose(seed, count)
 
     async def write_raw(self, local: list[int], remote: list[int], notice: str) -> int:
         """One WRITE of everything; when it began."""

@@ -2,110 +2,121 @@
 
 A sending and a receiving process on one machine hold synthetic pools with the geometry of
 SmolLM2-135M. Both arms move the same shuffled blocks in every round: nothing can be coalesced.
-The raw arm is one WRITE of all layers with one notice; ours is what a prefill worker does, a WRITE
-and a notice per layer and the seal, up to the point where decode could start. Every side that
-waits, in both arms, polls and then sleeps for the agent's poll time. Both processes read the
-machine's one monotonic clock.
+The raw arm is one WRITE of all layers with one notice; ours is what a prefill worker does from the
+layer hook to the seal, up to the point where decode could start. All layers come at once, as if
+computed in no time, the worst case. Every side that waits, in both arms, polls by the same rule.
+Both processes read the machine's one monotonic clock.
+
+Then Reserve: round trip and first WRITE on a decode worker that is busy decoding.
 """
 
 import argparse
-import os
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.harness import Sample, interleave, ratio, typical
-from bench.line_process import LineProcess
+from bench.harness import Sample, ratio, typical
+from bench.kv_pair import BLOCK_BYTES, MIB, TRANSPORTS, KvPair
 from bench.outcome import Outcome
-from bench.synthetic_kv import SHAPE, blocks_of
+from bench.reserve import measure_reserve
+from bench.synthetic_kv import blocks_of
+from epd.model_fetch import fetch
 
-#: Transport to UCX_TLS. Shared memory needs TCP beside it to notice a dead peer.
-TRANSPORTS = {"shm": "sm,tcp,self", "tcp": "tcp,self"}
-MIB = 1 << 20
-BLOCK_BYTES = SHAPE.block_bytes * SHAPE.layer_count
+#: From this size on the ratio counts; below it the added time does.
+LARGE_MIB = 16
+SMALL_MIB = 4
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds this benchmark's options."""
     parser.add_argument("--sizes", type=int, nargs="+", default=[4, 16, 64, 256], metavar="MIB")
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS))
-    parser.add_argument("--rounds", type=int, default=12, help="rounds of A B B A")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of A B B A")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", type=Path, help="for Reserve; default SmolLM2, fetched once")
+    parser.add_argument("--reserves", type=int, default=100, help="reservations to time")
+    parser.add_argument("--streams", type=int, default=4, help="requests decoded meanwhile")
+    parser.add_argument("--threads", type=int, default=1, help="of the decode worker")
+    parser.add_argument("--quick", action="store_true", help="5 rounds, 30 reservations")
 
 
 def run(options: argparse.Namespace) -> Outcome:
-    """Measures every size over every transport."""
-    table = Table(title="KV push, two processes, shuffled blocks")
-    for column in ("transport", "MiB", "raw ms", "epd ms", "raw/epd", "95 % interval", "GB/s"):
-        table.add_column(column, justify="right")
+    """Measures every size over every transport, then Reserve."""
+    if options.quick:
+        options.rounds, options.reserves = 5, 30
     raw: list[Sample] = []
-    ratios: dict[str, float] = {}
     for transport in options.transports:
-        with _Pair(transport, max(options.sizes)) as pair:
+        with KvPair(transport, max(options.sizes)) as pair:
             for size in options.sizes:
                 samples = pair.measure(size, options.rounds, options.seed)
-                raw += samples
-                found = ratio(samples, "raw", "epd")
-                table.add_row(
-                    transport,
-                    str(size),
-                    f"{typical(samples, 'raw'):.2f}",
-                    f"{typical(samples, 'epd'):.2f}",
-                    f"{found.value:.2f}",
-                    f"{found.low:.2f} to {found.high:.2f}",
-                    f"{blocks_of(size * MIB) * BLOCK_BYTES / typical(samples, 'epd') / 1e6:.2f}",
-                )
-    Console().print(table)
-    return Outcome({"ratio_vs_raw": ratios}, raw)
+                prefix = f"{transport}@{size}"
+                raw += [Sample(f"{prefix} {s.arm}", s.round, s.seed, s.value) for s in samples]
+    folder = options.model or fetch("smollm2")
+    reserves = measure_reserve(folder, options.reserves, options.streams, options.threads)
+    raw += [Sample("reserve", 0, options.seed, value) for value in reserves]
+    Console().print(_table(raw, options))
+    return Outcome(_result(raw, options), raw)
 
 
-class _Pair:
-    """Sending and receiving process over one transport."""
-
-    def __init__(self, transport: str, largest: int) -> None:
-        env = {**os.environ, "UCX_TLS": TRANSPORTS[transport]}
-        num_blocks = blocks_of(largest * MIB) * 3 // 2
-        self.decode = LineProcess("bench.kv_decode_process", num_blocks, env=env)
-        self.prefill = LineProcess("bench.kv_prefill_process", num_blocks, env=env)
-        theirs = self.decode.ask("hello")
-        self.decode.ask("meet", **self.prefill.ask("meet", **theirs))
-        self._count = 0
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *args):
-        self.prefill.__exit__(*args)
-        self.decode.__exit__(*args)
-
-    def measure(self, size, rounds, seed):
-        count = blocks_of(size * MIB)
-        arms = {"raw": lambda s: self.raw(s, count), "epd": lambda s: self.epd(s, count)}
-        return interleave(arms, rounds, seed)
-
-    def raw(self, seed, count):
-        local, remote = (
-            self.prefill.ask("choose", seed=seed, count=count),
-            self.decode.ask("choose", seed=seed, count=count),
+def _result(raw: Sequence[Sample], options: argparse.Namespace) -> dict[str, object]:
+    """``ratio_vs_raw``: raw time / ours, the worst large size; ``added_ms_4mb``: ours - raw."""
+    large = [size for size in options.sizes if size >= LARGE_MIB] or [max(options.sizes)]
+    small = min(options.sizes, key=lambda size: abs(size - SMALL_MIB))
+    added = {
+        transport: round(
+            typical(raw, f"{transport}@{small} epd") - typical(raw, f"{transport}@{small} raw"), 2
         )
-        self._count += 1
-        notice = f"raw {self._count}"
-        self.decode.tell("await_raw", notice=notice)
-        started = self.prefill.ask("write_raw", local=local, remote=remote, notice=notice)
-        return (self.decode.answer() - started) / 1e6
+        for transport in options.transports
+    }
+    by_size = {
+        transport: {str(size): round(_ratio(raw, transport, size), 3) for size in options.sizes}
+        for transport in options.transports
+    }
+    return {
+        "ratio_vs_raw": {
+            transport: min(ratios[str(size)] for size in large)
+            for transport, ratios in by_size.items()
+        },
+        "added_ms_4mb": max(added.values()),
+        "reserve_ms_p50": round(median(s.value for s in raw if s.arm == "reserve"), 2),
+        "ratio_by_size": by_size,
+        "added_ms_4mb_by_transport": added,
+    }
 
-    def epd(self, seed, count):
-        local, remote = (
-            self.prefill.ask("choose", seed=seed, count=count),
-            self.decode.ask("choose", seed=seed, count=count),
-        )
-        self._count += 1
-        name = f"{self._count:032x}"
-        self.decode.tell("await_sealed", transfer_id=name)
-        started = self.prefill.ask("push", local=local, transfer_id=name)
-        ms = (self.decode.answer() - started) / 1e6
-        if self._count < 4:
-            assert self.prefill.ask("checksum", blocks=local) == self.decode.ask(
-                "checksum", blocks=remote
+
+def _ratio(raw: Sequence[Sample], transport: str, size: int) -> float:
+    return ratio(raw_of(raw, transport, size), "raw", "epd").value
+
+
+def raw_of(raw: Sequence[Sample], transport: str, size: int) -> list[Sample]:
+    """The samples of one transport and size, their arm's name alone."""
+    prefix = f"{transport}@{size} "
+    return [
+        Sample(s.arm.removeprefix(prefix), s.round, s.seed, s.value)
+        for s in raw
+        if s.arm.startswith(prefix)
+    ]
+
+
+def _table(raw: Sequence[Sample], options: argparse.Namespace) -> Table:
+    table = Table(title="KV push between two processes, shuffled blocks")
+    for column in ("transport", "MiB", "raw ms", "epd ms", "raw / epd", "95 % interval", "GB/s"):
+        table.add_column(column, justify="right")
+    for transport in options.transports:
+        for size in options.sizes:
+            samples = raw_of(raw, transport, size)
+            found = ratio(samples, "raw", "epd")
+            ours = typical(samples, "epd")
+            table.add_row(
+                transport,
+                str(size),
+                f"{typical(samples, 'raw'):.2f}",
+                f"{ours:.2f}",
+                f"{found.value:.2f}",
+                f"{found.low:.2f} to {found.high:.2f}",
+                f"{blocks_of(size * MIB) * BLOCK_BYTES / ours / 1e6:.2f}",
             )
-        return ms
+    return table

@@ -65,10 +65,14 @@ class SyntheticKv:
             0, 256, self.memory.segment.length, dtype=np.uint8
         )
 
-    def read_block(self, layer: int, block: int) -> bytes:
-        """One block of one layer."""
-        start = (layer * self.pool.num_blocks + block) * SHAPE.block_bytes
-        return self.memory.view(start, SHAPE.block_bytes).tobytes()
+    def choose(self, seed: int, count: int) -> list[int]:
+        """The blocks that this seed gives; they stay free, for the next one who asks."""
+        self.pool.seed(seed)
+        blocks = self.pool.allocate(count)
+        assert blocks is not None
+        self.pool.free(blocks)
+        self.pool.seed(seed)
+        return blocks
 
     def checksum(self, blocks: Sequence[int]) -> int:
         """Of some blocks' bytes, in their order."""

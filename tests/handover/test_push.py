@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from epd.errors import EpdError
+from epd.handover.lease_config import LeaseConfig
 from epd.handover.sender_config import PushTime
 from tests.handover.sides import SEAL_BYTES, SHAPE
 
@@ -85,6 +86,24 @@ async def test_no_write_takes_more_layers_than_fit(make):
         assert report.write_count == pair.prefill.layout.layer_count / 2 + 1
         pair.decode.pool.free((await receive(pair, "t"))[1])
         await pair.idle()
+
+
+async def test_a_burst_of_64_requests_loses_nothing(make):
+    leases = LeaseConfig(progress_timeout_s=30.0, peer_share=1.0)
+    decode = {"num_blocks": 160, "leases": leases}
+    async with make(decode=decode, prefill={"num_blocks": 128}).running() as pair:
+
+        async def one(number):
+            name = f"burst {number}"
+            waiting = asyncio.create_task(pair.decode.receiver.wait_sealed(name, 60))
+            await pair.prefill.run_request(name, pair.target, 20, token=number)
+            sealed = await waiting
+            pair.decode.pool.free(pair.decode.receiver.take(name))
+            return sealed.first_token
+
+        assert await asyncio.gather(*(one(number) for number in range(64))) == list(range(64))
+        assert pair.decode.receiver.leases.counters.failed == 0
+        await pair.idle(10)
 
 
 async def test_a_push_after_the_forward_pass_writes_nothing_before_its_end(make):

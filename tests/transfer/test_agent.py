@@ -22,7 +22,7 @@ from epd.transfer.job import UnreleasedTransferError
 from epd.transfer.pieces import cut
 from epd.transfer.probe import measure_bandwidth
 from epd.transfer.transfer_loop import AgentConfig
-from tests.transfer.peers import Inbox, wait_until
+from tests.transfer.peers import Inbox, open_agent, wait_until
 
 
 class Handle(TransferHandle):
@@ -316,3 +316,17 @@ async def test_the_probe_reads_and_never_writes(agent, buffer, peer):
     assert report.first_ns > 0
     assert agent.counters.reads.done == 4
     assert agent.counters.writes.done == 0
+
+
+def test_nothing_announced_costs_less_than_a_twentieth_of_a_core():
+    """CPU time of the real library's thread, which other processes do not change."""
+    agent = open_agent("nixl", "idle")
+    try:
+        clock = time.pthread_getcpuclockid(agent._thread.ident)
+        time.sleep(0.5)
+        used, began = time.clock_gettime(clock), time.monotonic()
+        time.sleep(2.0)
+        share = (time.clock_gettime(clock) - used) / (time.monotonic() - began)
+        assert share < 0.05
+    finally:
+        agent.stop()

@@ -1,0 +1,53 @@
+"""The KV benchmarks' command lines, at sizes that say nothing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiny_model import make_tiny_llama
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("model"))
+
+
+def bench(out: Path, *arguments: object) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Last line and record of a benchmark."""
+    command = [sys.executable, "-m", "bench", *map(str, arguments), "--out", str(out)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    record = json.loads((out / f"{arguments[0]}.json").read_text())
+    return json.loads(done.stdout.splitlines()[-1]), record
+
+
+def test_kv_transfer_tells_ratio_added_time_and_reserve(tmp_path: Path, model: Path) -> None:
+    result, record = bench(
+        tmp_path,
+        *("kv_transfer", "--sizes", 4, "--rounds", 1, "--model", model),
+        *("--reserves", 3, "--streams", 2),
+    )
+    assert result["ratio_vs_raw"].keys() == {"shm", "tcp"}
+    assert result["reserve_ms_p50"] > 0
+    assert "added_ms_4mb" in result
+    arms = [sample["arm"] for sample in record["raw"]]
+    assert arms[:4] == ["shm@4 raw", "shm@4 epd", "shm@4 epd", "shm@4 raw"]
+    assert arms.count("reserve") == 3
+
+
+def test_kv_exposed_tells_both_arms(tmp_path: Path, model: Path) -> None:
+    result, record = bench(
+        tmp_path,
+        *("kv_exposed", "--model", model, "--lengths", 32, 96, "--chunk", 32),
+        *("--new-tokens", 6, "--rounds", 1),
+    )
+    for suffix in ("", "_serialised"):
+        for name in ("exposed_2048_over_256", "exposed_ms_p50", "second_gap_over_later"):
+            assert result[name + suffix] > 0
+    # What was pushed after the forward pass cannot have ended before it.
+    assert result["kv_exposed_ms_p50_serialised"] > 0
+    counts = {sample["arm"].partition(" ")[0] for sample in record["raw"]}
+    assert counts == {"layerwise@32", "layerwise@96", "after@32", "after@96"}
