@@ -19,14 +19,24 @@ PICTURE = Path("docs/kv.svg")
 BEGIN, END = "<!-- kv tables: begin -->", "<!-- kv tables: end -->"
 
 
-def main(folder: Path) -> None:
-    """Rewrites the part of the page between the markers, and the picture."""
-    transfer, exposed = (_record(folder, name) for name in ("kv_transfer", "kv_exposed"))
-    text = PAGE.read_text()
+def main(folder: Path, page: Path = PAGE, picture: Path = PICTURE) -> None:
+    """Rewrites the part of the page between the markers, and the picture. A benchmark without a
+    record is left out.
+    """
+    lines: list[str] = []
+    charts: list[Chart] = []
+    for name, table, chart in (
+        ("kv_transfer", _transfer_table, _transfer_chart),
+        ("kv_exposed", _exposed_table, _exposed_chart),
+    ):
+        if (folder / f"{name}.json").is_file():
+            record, raw = _record(folder, name)
+            lines += [*table(record, raw), ""]
+            charts.append(chart(record, raw))
+    text = page.read_text()
     head, tail = text.partition(BEGIN)[0], text.partition(END)[2]
-    tables = [*_transfer_table(*transfer), "", *_exposed_table(*exposed)]
-    PAGE.write_text("\n".join([f"{head}{BEGIN}", *tables, END]) + tail)
-    PICTURE.write_text(render([_transfer_chart(*transfer), _exposed_chart(*exposed)]))
+    page.write_text("\n".join([f"{head}{BEGIN}", *lines, END]) + tail)
+    picture.write_text(render(charts))
 
 
 def _record(folder: Path, name: str) -> tuple[dict[str, Any], list[Sample]]:
