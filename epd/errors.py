@@ -69,6 +69,13 @@ class DuplicateRequestError(EpdError):
     default_reason = "DUPLICATE_REQUEST_ID"
 
 
+class UnauthenticatedError(EpdError):
+    """The caller shows no valid API key."""
+
+    code = "UNAUTHENTICATED"
+    default_reason = "UNAUTHENTICATED"
+
+
 class NotFoundError(EpdError):
     """A handle, lease or transfer is unknown, expired or of an earlier process start."""
 

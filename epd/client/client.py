@@ -36,12 +36,16 @@ class EpdClient:
     Args:
         address: host:port of the router.
         timeout_s: Deadline of a request that names none.
+        api_key: Sent with every call; empty sends none.
     """
 
-    def __init__(self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(
+        self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, api_key: str = ""
+    ) -> None:
         self._channel = open_channel(address, message_bytes=IMAGE_MESSAGE_BYTES)
         self._router = router_pb2_grpc.RouterServiceStub(self._channel)
         self._timeout_s = timeout_s
+        self._key_metadata = (("x-api-key", api_key),) if api_key else ()
 
     async def __aenter__(self) -> "EpdClient":
         return self
@@ -102,7 +106,7 @@ class EpdClient:
         else:
             request.conversation.CopyFrom(conversation(prompt, images))
         call = self._router.Generate(
-            request, timeout=timeout_s or self._timeout_s, metadata=_trace_metadata()
+            request, timeout=timeout_s or self._timeout_s, metadata=self._metadata()
         )
         return AnswerStream(call)
 
@@ -140,12 +144,11 @@ class EpdClient:
         response = await self._unary(self._router.GetModel, router_pb2.GetModelRequest())
         return model_from_proto(response)
 
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (*inject_context(otel_context.get_current()), *self._key_metadata)
+
     async def _unary(self, method: Any, request: Any) -> Any:
         try:
-            return await method(request, timeout=self._timeout_s, metadata=_trace_metadata())
+            return await method(request, timeout=self._timeout_s, metadata=self._metadata())
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
-
-
-def _trace_metadata() -> tuple[tuple[str, str], ...]:
-    return tuple(inject_context(otel_context.get_current()))

@@ -19,6 +19,7 @@ from epd.errors import (
     ResourceExhaustedError,
     RetryableError,
     TransferFailedError,
+    UnauthenticatedError,
     UnavailableError,
     UnsupportedFeatureError,
 )
@@ -33,6 +34,7 @@ _PLAIN_ERRORS: dict[str, type[EpdError]] = {
     for kind in (
         UnsupportedFeatureError,
         DuplicateRequestError,
+        UnauthenticatedError,
         NotFoundError,
         LayoutMismatchError,
         TransferFailedError,

@@ -17,7 +17,7 @@ class Admission:
     def __init__(self, max_requests: int, max_image_bytes: int) -> None:
         self._max_requests = max_requests
         self._max_image_bytes = max_image_bytes
-        self._live: set[str] = set()
+        self._live: set[tuple[str, str]] = set()
         self._image_bytes = 0
 
     @property
@@ -26,14 +26,15 @@ class Admission:
         return len(self._live)
 
     @contextlib.contextmanager
-    def admitted(self, request_id: str, image_bytes: int) -> Iterator[None]:
-        """Holds a place until the block is left.
+    def admitted(self, client: str, request_id: str, image_bytes: int) -> Iterator[None]:
+        """Holds a place until the block is left. Ids of different clients never meet.
 
         Raises:
             DuplicateRequestError: a live request has the id.
             ResourceExhaustedError: the router is full.
         """
-        if request_id in self._live:
+        live = (client, request_id)
+        if live in self._live:
             raise DuplicateRequestError(f"request {request_id} is still being served")
         if len(self._live) >= self._max_requests:
             raise ResourceExhaustedError(
@@ -45,10 +46,10 @@ class Admission:
                 "bytes",
                 reason="ROUTER_FULL",
             )
-        self._live.add(request_id)
+        self._live.add(live)
         self._image_bytes += image_bytes
         try:
             yield
         finally:
-            self._live.remove(request_id)
+            self._live.remove(live)
             self._image_bytes -= image_bytes

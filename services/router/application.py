@@ -13,12 +13,13 @@ from epd.rpc.options import IMAGE_MESSAGE_BYTES, MESSAGE_BYTES
 from epd.rpc.service import ServiceContext
 from epd.telemetry import semconv
 from epd.telemetry.genai_metrics import GenAiMetrics
-from epd.telemetry.metrics import counter
+from epd.telemetry.metrics import counter, observe
 from epd.text.chat_template import ChatTemplate
 from epd.text.model_facts import ModelFacts
 from epd.text.tokenizer import Tokenizer
 from epd.v1 import router_pb2_grpc
 from services.router.admission import Admission
+from services.router.api_keys import ApiKeys
 from services.router.config import HTTP_OFF, FleetConfig, PrefixConfig, RouterConfig
 from services.router.dispatcher import Dispatcher, DispatchTimings
 from services.router.encoder_placement import EncoderPlacement
@@ -32,6 +33,7 @@ from services.router.retry import RetryPolicy
 from services.router.retry_budget import RetryBudget
 from services.router.router import Router, RouterParts
 from services.router.servicer import RouterServicer
+from services.router.waiting_line import LineBounds, WaitingLine
 from services.router.worker_maker import BreakerBounds, CacheView, WorkerMaker
 from services.router.worker_watch import WatchTimings
 from services.router.workers import Role
@@ -70,7 +72,8 @@ async def application(config: RouterConfig, context: ServiceContext) -> AsyncIte
     limits = _limits(config)
     builder = PromptBuilder(tokenizer, template, limits, config.prompt_threads)
     router = Router(_parts(config, context, registry, dispatcher, builder, tokenizer, facts))
-    servicer = RouterServicer(router, registry, limits, config.requests.request_timeout_s)
+    keys = ApiKeys.load(config.api_keys, config.api_keys_file)
+    servicer = RouterServicer(router, registry, limits, keys, config.requests.request_timeout_s)
     router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, context.server.handlers)
     watching = asyncio.create_task(_watch(registry, context))
     parts = _http_parts(config, context, router, registry, dispatcher, tokenizer)
@@ -239,12 +242,18 @@ def _parts(
     facts: ModelFacts,
 ) -> RouterParts:
     bounds = config.requests
+    line = WaitingLine(
+        lambda: bounds.prefill_ahead * max(1, dispatcher.prefill_workers()),
+        LineBounds(bounds.queue_requests, bounds.queue_wait_s),
+    )
+    observe(context.telemetry.meter, {semconv.REQUEST_WAITING: lambda: line.waiting})
     return RouterParts(
         registry=registry,
         dispatcher=dispatcher,
         builder=builder,
         tokenizer=tokenizer,
         admission=Admission(bounds.max_requests, bounds.max_live_image_bytes),
+        line=line,
         limits=_limits(config),
         policy=RetryPolicy(
             max_attempts=bounds.max_attempts,

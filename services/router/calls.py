@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from epd.sampling import FinishReason, SamplingParams, TopLogprobs
+from services.router.api_keys import ANONYMOUS
+from services.router.waiting_line import Priority
 
 ROLES = frozenset({"system", "user", "assistant"})
 
@@ -66,7 +68,10 @@ PromptInput = Conversation | TextPrompt | TokenPrompt
 
 @dataclass(frozen=True)
 class GenerateCall:
-    """A request for an answer; ``sampling.seed`` is always set, ``request_id`` never empty."""
+    """A request for an answer; ``sampling.seed`` is always set, ``request_id`` never empty.
+
+    ``client`` is the name of the caller's API key, empty where none are used.
+    """
 
     request_id: str
     model: str
@@ -74,6 +79,8 @@ class GenerateCall:
     sampling: SamplingParams
     stop: tuple[str, ...] = ()
     logprobs: bool = False
+    priority: Priority = Priority.NORMAL
+    client: str = ANONYMOUS
 
 
 class Delta(NamedTuple):

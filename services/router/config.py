@@ -93,7 +93,16 @@ class RequestConfig:
     first_token_timeout_s: float = option(
         120.0, help="longest time to the first token", unit="s", minimum=0.1
     )
-    max_requests: int = option(256, help="most live requests", minimum=1)
+    max_requests: int = option(2048, help="most live requests", minimum=1)
+    prefill_ahead: int = option(
+        64, help="requests between dispatch and first token per prefill worker", minimum=1
+    )
+    queue_requests: int = option(
+        1024, help="requests of one priority that may wait for that, one more is refused", minimum=0
+    )
+    queue_wait_s: float = option(
+        60.0, help="longest wait for it; then a request is refused", unit="s", minimum=0
+    )
     max_live_image_bytes: int = option(
         512 << 20, help="most image bytes of all live requests", unit="bytes", minimum=1
     )
@@ -169,6 +178,11 @@ class RouterConfig(ServerConfig):
     model_name: str = option("", help="name shown to clients; empty takes the folder's name")
     model_digest: str = option("", help="the only model to use; empty takes what the workers hold")
     prompt_threads: int = option(2, help="threads that render and tokenise", minimum=1)
+    api_keys: tuple[str, ...] = option(
+        (),
+        help="keys of clients, each name:key or key; as a variable, since flags are visible to all",
+    )
+    api_keys_file: Path | None = option(None, help="file of such keys, one a line")
     fleet: FleetConfig
     prefixes: PrefixConfig
     requests: RequestConfig

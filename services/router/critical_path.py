@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 
 ROUTER_PREPROCESS = "router.preprocess"
+ROUTER_QUEUE = "router.queue"
 EARLIER_ATTEMPTS = "router.earlier_attempts"
 KV_HANDOVER = "kv_handover"
 UNATTRIBUTED = "unattributed"

@@ -19,6 +19,7 @@ from services.router.encoder_placement import EncoderPlacement
 from services.router.handles import HandleSet
 from services.router.leg import LegFailedError
 from services.router.local_attempt import LocalAttempt
+from services.router.overload import least_ttft_s
 from services.router.pair_attempt import PairAttempt
 from services.router.pick import closed, least_loaded, without
 from services.router.placeholders import ExpandedPrompt, expand
@@ -30,6 +31,9 @@ from services.router.workers import Role, Worker
 #: ``always``: prefill and decode apart; ``null``: unified workers alone; ``auto``: always where a
 #: prefill worker takes requests.
 DisaggregationMode = Literal["auto", "always", "null"]
+
+
+_FADE = 0.1
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Dispatcher:
         self._overlapped = overlapped
         self._rng = rng
         self._placer = Placer(rng)
+        self._tokens_per_image = 0.0
 
     def disaggregates(self) -> bool:
         """Whether prefill and decode run apart now."""
@@ -108,6 +113,28 @@ class Dispatcher:
         roles = [Role.ENCODER] if role is Role.ENCODER else [Role.PREFILL, Role.DECODE]
         workers = [worker for found in roles for worker in self._registry.available(found)]
         return any(worker.info.instance_id not in avoid for worker in workers)
+
+    def prefill_workers(self) -> int:
+        """How many workers compute prompts now."""
+        workers = (
+            self._registry.available(Role.PREFILL) if self.disaggregates() else self._unified()
+        )
+        return len(workers)
+
+    async def expected_ttft_s(self, work: Work) -> tuple[float, bool]:
+        """The soonest first token to be expected, and whether something is ahead of the request.
+
+        0 where no prefill worker is measured: in null mode, or while there is none.
+        """
+        prefills = self._registry.available(Role.PREFILL) if self.disaggregates() else []
+        encoders = self._registry.available(Role.ENCODER)
+        text = ExpandedPrompt(work.prompt.token_ids, (), 0)
+        images = len(work.prompt.images)
+        hashes = () if images else (await hashed_prompt(work, text, prefills)).hashes
+        tokens = len(text.token_ids) + int(images * self._tokens_per_image)
+        seconds = least_ttft_s(tokens, hashes, images, encoders, prefills)
+        queued = bool(prefills) and all(worker.account.waiting_prompts for worker in prefills)
+        return seconds, queued
 
     async def attempt(self, work: Work) -> Outcome:
         """One attempt from the encoders on.
@@ -213,6 +240,10 @@ class Dispatcher:
     def _expanded(self, work: Work, encoded: EncodedImages) -> ExpandedPrompt:
         plans = encoded.in_order()
         expanded = expand(work.prompt.token_ids, plans, encoded.pending)
+        if plans:
+            self._tokens_per_image += _FADE * (
+                expanded.image_tokens / len(plans) - self._tokens_per_image
+            )
         work.prompt_tokens = len(expanded.token_ids)
         work.image_tokens = expanded.image_tokens
         return expanded

@@ -112,6 +112,7 @@ async def _call(
         attempt_id=handles.attempt_id,
     )
     handles.ask(worker)
+    started_ns, images_there = time.monotonic_ns(), worker.load
     waiting = {image.index for image in images}
     call = worker.encoder.Encode(request, timeout=deadline.remaining_s())
     try:
@@ -133,6 +134,7 @@ async def _call(
         # Read to the end: a cancelled call would make the encoder drop the embeddings.
     finally:
         call.cancel()
+    worker.speed.add(images_there, (time.monotonic_ns() - started_ns) / 1e9)
     if waiting:
         raise InternalError(f"encoder {worker.address} ended without images {sorted(waiting)}")
 

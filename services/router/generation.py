@@ -51,7 +51,7 @@ class Generation:
         bounds: Further ends.
         budget: What all requests' retries come from.
         retries: Counts attempts after the first.
-        on_first_token: Called once, when the first token is there.
+        on_first_token: Called once each, when the first token is there.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Generation:
         bounds: GenerationBounds,
         budget: RetryBudget,
         retries: Counter,
-        on_first_token: Callable[[], None],
+        on_first_token: Sequence[Callable[[], None]],
     ) -> None:
         work.sink = self._take
         self._work = work
@@ -159,7 +159,8 @@ class Generation:
     ) -> bool:
         if not self._work.emitted and token_ids:
             self._work.path.first_token()
-            self._on_first_token()
+            for call in self._on_first_token:
+                call()
             assert self._timeout is not None
             loop = asyncio.get_running_loop()
             self._timeout.reschedule(loop.time() + self._work.deadline.remaining_s())

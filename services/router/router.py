@@ -1,7 +1,9 @@
 """The router without its wire: takes calls, gives deltas."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from opentelemetry import context as otel_context
@@ -18,18 +20,20 @@ from epd.text.tokenizer import Tokenizer
 from services.router.admission import Admission
 from services.router.attempt import Work
 from services.router.calls import Completion, Conversation, Delta, GenerateCall, PromptInput
-from services.router.critical_path import ROUTER_PREPROCESS, CriticalPath
+from services.router.critical_path import ROUTER_PREPROCESS, ROUTER_QUEUE, CriticalPath
 from services.router.deadline import Deadline
 from services.router.dispatcher import Dispatcher
 from services.router.generation import Generation, GenerationBounds
 from services.router.leg import LegFailedError
 from services.router.limits import RequestLimits
 from services.router.output import OutputStream
+from services.router.overload import check_deadline
 from services.router.prompt import PromptBuilder
 from services.router.registry import WorkerRegistry
 from services.router.retry import RetryPolicy
 from services.router.retry_budget import RetryBudget
 from services.router.telemetry import RequestRecord
+from services.router.waiting_line import Turn, WaitingLine
 from services.router.workers import ServedModel
 
 
@@ -42,6 +46,7 @@ class RouterParts:
     builder: PromptBuilder
     tokenizer: Tokenizer
     admission: Admission
+    line: WaitingLine
     limits: RequestLimits
     policy: RetryPolicy
     budget: RetryBudget
@@ -70,7 +75,9 @@ class Router:
         path = CriticalPath()
         model = self._served_model(call.model)
         self._parts.limits.check_stop(call.stop)
-        with self._parts.admission.admitted(call.request_id, _image_bytes(call.prompt)):
+        with self._parts.admission.admitted(
+            call.client, call.request_id, _image_bytes(call.prompt)
+        ):
             record = RequestRecord(self._parts.telemetry, self._parts.metrics, call, model.name)
             output = self._output(call)
             # The task, not this generator, runs inside the span: a generator shares its context
@@ -87,14 +94,16 @@ class Router:
                 await cancel_and_wait(producer)
                 record.close()
 
-    async def count_tokens(self, prompt: PromptInput, request_id: str, deadline: Deadline) -> int:
+    async def count_tokens(
+        self, prompt: PromptInput, client: str, request_id: str, deadline: Deadline
+    ) -> int:
         """Prompt tokens, image placeholders included.
 
         Raises:
             UnsupportedFeatureError: images, but no encoder is in use.
             EpdError: as for :meth:`generate`.
         """
-        with self._parts.admission.admitted(request_id, _image_bytes(prompt)):
+        with self._parts.admission.admitted(client, request_id, _image_bytes(prompt)):
             built = await self._parts.builder.build(prompt, self._parts.registry.model())
             if built.images and not self._parts.dispatcher.disaggregates():
                 raise UnsupportedFeatureError(
@@ -133,22 +142,40 @@ class Router:
                 context_length=model.context_length,
                 end_ids=self._end_ids(call.sampling),
             )
-            completion = await Generation(
-                work,
-                output,
-                self._parts.dispatcher,
-                self._parts.policy,
-                bounds,
-                self._parts.budget,
-                self._parts.retries,
-                record.first_token,
-            ).run()
+            async with self._turn(call, work) as turn:
+                completion = await Generation(
+                    work,
+                    output,
+                    self._parts.dispatcher,
+                    self._parts.policy,
+                    bounds,
+                    self._parts.budget,
+                    self._parts.retries,
+                    [record.first_token, turn.over],
+                ).run()
         except Exception as error:
             record.failed(error)
             output.fail(error)
         else:
             record.completed(completion)
             output.complete(completion)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, call: GenerateCall, work: Work) -> AsyncIterator[Turn]:
+        """The request's turn to be encoded and prefilled.
+
+        Raises:
+            ResourceExhaustedError: it would come too late, or the queue is full.
+        """
+        line = self._parts.line
+        budget_s = min(self._parts.first_token_timeout_s, work.deadline.remaining_s())
+        wait_s = line.expected_wait_s(call.priority)
+        ttft_s, queued = await self._parts.dispatcher.expected_ttft_s(work)
+        check_deadline(wait_s + ttft_s, budget_s, queued=queued or wait_s > 0)
+        started_ns = time.monotonic_ns()
+        async with line.turn(call.priority, call.client, budget_s) as turn:
+            work.path.add(ROUTER_QUEUE, time.monotonic_ns() - started_ns)
+            yield turn
 
     def _served_model(self, name: str) -> ServedModel:
         model = self._parts.registry.model()

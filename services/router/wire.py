@@ -24,6 +24,7 @@ from services.router.calls import (
     TextPrompt,
     TokenPrompt,
 )
+from services.router.waiting_line import Priority
 from services.router.workers import ServedModel, WorkerState
 
 #: Seeds fit a signed 64-bit number, which is what many clients can write.
@@ -31,7 +32,7 @@ _SEED_BITS = 63
 _MAX_ID_LENGTH = 128
 
 
-def call_from_proto(request: router_pb2.GenerateRequest) -> GenerateCall:
+def call_from_proto(request: router_pb2.GenerateRequest, client: str) -> GenerateCall:
     """The checked request; mints id and seed where the client gives none.
 
     Raises:
@@ -52,7 +53,20 @@ def call_from_proto(request: router_pb2.GenerateRequest) -> GenerateCall:
         sampling=sampling,
         stop=tuple(request.stop),
         logprobs=request.logprobs,
+        priority=_priority(request.priority),
+        client=client,
     )
+
+
+def _priority(value: router_pb2.Priority) -> Priority:
+    known = {
+        router_pb2.PRIORITY_UNSPECIFIED: Priority.NORMAL,
+        router_pb2.PRIORITY_HIGH: Priority.HIGH,
+        router_pb2.PRIORITY_LOW: Priority.LOW,
+    }
+    if value not in known:
+        raise InvalidRequestError(f"priority {value} is not known", field="priority")
+    return known[value]
 
 
 def prompt_from_proto(

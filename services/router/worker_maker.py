@@ -16,6 +16,8 @@ _PREFILL_TYPICAL = 1000.0
 _DECODE_STEP_S = 0.02
 _DECODE_STEP_PER_REQUEST_S = 0.001
 _DECODE_TYPICAL = 16.0
+_ENCODE_S = 0.02
+_ENCODE_TYPICAL = 4.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class WorkerMaker:
         self._lines = {
             Role.PREFILL: MeasuredLine(_PREFILL_BASE_S, _PREFILL_TOKEN_S, _PREFILL_TYPICAL),
             Role.DECODE: MeasuredLine(_DECODE_STEP_S, _DECODE_STEP_PER_REQUEST_S, _DECODE_TYPICAL),
-            Role.ENCODER: MeasuredLine(0.0, 0.0, 1.0),
+            Role.ENCODER: MeasuredLine(_ENCODE_S, _ENCODE_S, _ENCODE_TYPICAL),
         }
 
     @property

@@ -1,0 +1,138 @@
+"""More requests than the workers can serve in time, and who gets served."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+
+from epd.config import ConfigError
+from epd.errors import UnauthenticatedError
+from epd.rpc.status import error_from_rpc
+from epd.v1 import router_pb2
+from services.router.api_keys import ApiKeys
+from tests.router.conftest import Fleet
+from tests.router.harness import collect, eventually, failure, request, router, running
+
+
+async def test_a_request_that_would_be_late_is_refused_before_it_is_encoded(
+    model: Path, fleet: Fleet
+) -> None:
+    fleet.prefill.token_s = 0.01  # about 30 tokens each, one after the other
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        for _ in range(5):
+            await collect(served.stub.Generate(request("measured", max_tokens=2)))
+        encoded = fleet.encoder.calls["Encode"]
+        queue = [
+            asyncio.create_task(collect(served.stub.Generate(request(f"{number} queued"))))
+            for number in range(20)
+        ]
+        await eventually(lambda: fleet.prefill.open_calls == 20, within_s=5)
+        error = await failure(served.stub.Generate(request("late", [b"image"]), timeout=2.0))
+        refusal = error_from_rpc(error)
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert refusal.reason == "DEADLINE_UNREACHABLE"
+        assert getattr(refusal, "retry_after_s", 0) > 0
+        assert fleet.encoder.calls["Encode"] == encoded
+        await asyncio.gather(*queue)
+        answer = await collect(served.stub.Generate(request("late", [b"image"]), timeout=20.0))
+        assert len(answer.token_ids) == 8
+
+
+async def test_overload_clears_after_a_stall_however_wrong_it_made_the_prediction(
+    model: Path, fleet: Fleet
+) -> None:
+    fleet.prefill.token_s = 0.02
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        await asyncio.gather(
+            *(collect(served.stub.Generate(request(f"{n} slow"))) for n in range(4))
+        )
+        fleet.prefill.token_s = 0.0001
+        for number in range(10):
+            message = request(f"{number} quick", max_tokens=2)
+            await collect(served.stub.Generate(message, timeout=2.0))
+
+
+async def test_requests_beyond_the_workers_capacity_wait_and_high_priority_goes_first(
+    model: Path, fleet: Fleet
+) -> None:
+    fleet.prefill.prefill_s = 0.05
+    order: list[str] = []
+    async with running(*fleet.workers), router(model, fleet.workers, prefill_ahead="1") as served:
+
+        async def ask(name: str, priority: int) -> None:
+            await collect(served.stub.Generate(request(priority=priority, max_tokens=1)))
+            order.append(name)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ask("first", 0))
+            await eventually(lambda: fleet.prefill.open_calls == 1)
+            for name, priority in [("low", 2), ("normal", 0), ("high", 1)]:
+                group.create_task(ask(name, priority))
+                await asyncio.sleep(0.01)
+    assert order == ["first", "high", "normal", "low"]
+
+
+async def test_an_unknown_priority_is_refused_by_name(model: Path, fleet: Fleet) -> None:
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        error = error_from_rpc(await failure(served.stub.Generate(request(priority=9))))
+    assert getattr(error, "field", "") == "priority"
+
+
+async def test_only_callers_with_a_key_are_served(
+    model: Path, fleet: Fleet, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nbob:sesame-bob\n\n")
+    settings = {"api_keys": "alice:sesame", "api_keys_file": str(file)}
+    async with running(*fleet.workers), router(model, fleet.workers, **settings) as served:
+        for metadata in [
+            (("authorization", "Bearer sesame"),),
+            (("x-api-key", "sesame-bob"),),
+        ]:
+            await collect(served.stub.Generate(request(), metadata=metadata))
+        for wrong in [(), (("authorization", "Bearer sesam"),), (("x-api-key", ""),)]:
+            error = await failure(served.stub.Generate(request(), metadata=wrong))
+            assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await served.stub.GetModel(router_pb2.GetModelRequest(), metadata=wrong)
+            assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert fleet.prefill.calls["Prefill"] == 2
+
+
+async def test_ids_of_different_clients_never_meet(model: Path, fleet: Fleet) -> None:
+    fleet.prefill.prefill_s = 0.2
+    settings = {"api_keys": "alice:one,bob:two"}
+    async with running(*fleet.workers), router(model, fleet.workers, **settings) as served:
+        await asyncio.gather(
+            *(
+                collect(
+                    served.stub.Generate(request(request_id="same"), metadata=(("x-api-key", key),))
+                )
+                for key in ("one", "two")
+            )
+        )
+        codes = await asyncio.gather(*(failure_code(served, key) for key in ("one", "one")))
+    assert sorted(codes) == ["ALREADY_EXISTS", "OK"]
+
+
+async def failure_code(served: object, key: str) -> str:
+    call = served.stub.Generate(request(request_id="same"), metadata=(("x-api-key", key),))  # type: ignore[attr-defined]
+    try:
+        await collect(call)
+    except grpc.aio.AioRpcError as error:
+        return error.code().name
+    return "OK"
+
+
+def test_names_of_keys_and_what_is_no_key(tmp_path: Path) -> None:
+    keys = ApiKeys(["alice:a", "b"])
+    assert keys.client([("x-api-key", "a")]) == "alice"
+    assert keys.client([("authorization", "Bearer b")]) == "key-1"
+    with pytest.raises(UnauthenticatedError):
+        keys.client([("x-api-key", "alice:a")])
+    with pytest.raises(ConfigError):
+        ApiKeys(["name:"])
+    with pytest.raises(ConfigError):
+        ApiKeys.load([], tmp_path / "absent")
+    assert ApiKeys().client([]) == ""
