@@ -19,6 +19,8 @@ class EngineConfig:
     max_waiting: int = 256
     #: Most tokens of one step: the length of a prefill chunk and the decode stall it causes.
     token_budget: int = 512
+    #: Longest step while answers run: prompts are cut into chunks that fit. 0 sets no limit.
+    step_target_s: float = 0.0
     #: Blocks kept free per running request that still grows, before another is admitted.
     headroom_blocks: int = 1
     #: Most tokens of prompt and output; None takes the model's.

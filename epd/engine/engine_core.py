@@ -77,7 +77,14 @@ class EngineCore:
         if plan.admitted or plan.preempted:
             self._flush()  # not as late as the step's tokens: waits end here
         if plan.runs:
-            self._post_results(plan.runs, self._run(plan.runs))
+            # Counted before: posting a sequence's first token makes it a decoding one.
+            lengths = [run.end - run.start for run in plan.runs if run.sequence.is_prefilling]
+            drawn = self._run(plan.runs)
+            seconds = (time.monotonic_ns() - now) / 1e9
+            self._scheduler.chunk_limit.observe(
+                len(plan.runs) - len(lengths), sum(lengths), seconds
+            )
+            self._post_results(plan.runs, drawn)
         self._flush()
         return bool(plan.runs)
 

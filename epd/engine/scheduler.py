@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from epd.block_hashes import block_hashes
 from epd.engine.block_pool import BlockPool
+from epd.engine.chunk_limit import ChunkLimit
 from epd.engine.engine_config import EngineConfig
 from epd.engine.requests import RequestMode
 from epd.engine.sequence import Sequence, SequenceState
@@ -46,6 +47,7 @@ class Scheduler:
     def __init__(self, pool: BlockPool, config: EngineConfig) -> None:
         self._pool = pool
         self._config = config
+        self.chunk_limit = ChunkLimit(config.step_target_s, config.block_size)
         self._arrived: deque[Sequence] = deque()
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -83,7 +85,10 @@ class Scheduler:
         while self._arrived and len(self._running) < self._config.max_running:
             self._admit(self._arrived.popleft(), plan)
         budget = self._config.token_budget
-        budget -= self._schedule_decodes(plan, budget)
+        decodes = self._schedule_decodes(plan, budget)
+        budget -= decodes
+        if decodes:
+            budget = self.chunk_limit.tokens(budget)
         budget -= self._schedule_chunks(plan, budget)
         while budget > 0 and self._admit_waiting(plan):
             budget -= self._schedule_chunk(self._running[-1], plan, budget)

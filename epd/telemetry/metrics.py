@@ -102,6 +102,12 @@ METRICS: Mapping[str, MetricSpec] = {
     names.ROUTE_ENCODE_OVERLAP: MetricSpec(
         "counter", "{request}", "Requests that prefill began while images were still encoded"
     ),
+    names.ROUTE_DECISION: MetricSpec(
+        "counter", "{request}", "Attempts by where their prompt was computed: remote or local"
+    ),
+    names.ROUTE_PREDICTED_COST: MetricSpec(
+        "counter", "s", "Predicted cost of both ways, summed over those attempts"
+    ),
     names.ROUTE_AFFINITY_HIT: MetricSpec(
         "counter", "{image}", "Images sent to the encoder that holds them"
     ),

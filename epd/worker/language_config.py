@@ -30,6 +30,12 @@ class LanguageConfig:
     token_budget: int = option(
         512, help="most tokens of one step: the length of a prefill chunk", minimum=1
     )
+    tpot_target_ms: float = option(
+        0.0,
+        help="longest step while answers run, which prompts are cut to fit; 0 is no limit",
+        unit="ms",
+        minimum=0,
+    )
     headroom_blocks: int = option(
         1, help="blocks kept free per running request that still grows", minimum=0
     )
@@ -57,6 +63,7 @@ class LanguageConfig:
             max_running=self.max_running,
             max_waiting=self.max_waiting,
             token_budget=self.token_budget,
+            step_target_s=self.tpot_target_ms / 1000,
             headroom_blocks=self.headroom_blocks,
             max_context=self.max_context or None,
             prefix_cache=self.prefix_cache,

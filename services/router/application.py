@@ -34,6 +34,7 @@ from services.router.retry_budget import RetryBudget
 from services.router.router import Router, RouterParts
 from services.router.servicer import RouterServicer
 from services.router.waiting_line import LineBounds, WaitingLine
+from services.router.way_chooser import WayChooser
 from services.router.worker_maker import BreakerBounds, CacheView, WorkerMaker
 from services.router.worker_watch import WatchTimings
 from services.router.workers import Role
@@ -204,6 +205,10 @@ def _dispatcher(
         counter(context.telemetry.meter, semconv.ROUTE_ENCODE_OVERLAP)
         if config.fleet.encode_overlap
         else None,
+        WayChooser(
+            counter(context.telemetry.meter, semconv.ROUTE_DECISION),
+            counter(context.telemetry.meter, semconv.ROUTE_PREDICTED_COST),
+        ),
         random.Random(),
     )
 

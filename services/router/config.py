@@ -21,8 +21,8 @@ class FleetConfig:
     decodes: tuple[str, ...] = option(help="decode workers, likewise")
     disaggregation_mode: Literal["auto", "always", "null"] = option(
         "auto",
-        help="always: prefill and decode apart; null: unified decode workers alone; auto: always "
-        "where there is a prefill worker",
+        help="always: prefill and decode apart; null: unified decode workers alone; auto: what is "
+        "predicted to cost less, where there are workers for both",
     )
     encode_overlap: bool = option(
         False, help="let an idle prefill worker begin while later images are still encoded"

@@ -14,6 +14,7 @@ from epd.errors import InvalidRequestError, UnavailableError
 from epd.rpc.request_context import new_id
 from services.router.attempt import Outcome, Work
 from services.router.beside import beside
+from services.router.disaggregation import Way
 from services.router.encode_stage import EncodedImages, encode
 from services.router.encoder_placement import EncoderPlacement
 from services.router.handles import HandleSet
@@ -21,15 +22,16 @@ from services.router.leg import LegFailedError
 from services.router.local_attempt import LocalAttempt
 from services.router.overload import least_ttft_s
 from services.router.pair_attempt import PairAttempt
-from services.router.pick import closed, least_loaded, without
+from services.router.pick import closed, without
 from services.router.placeholders import ExpandedPrompt, expand
-from services.router.placement import Placement, Placer, hashed_prompt
+from services.router.placement import LocalPlacement, Placement, Placer, hashed_prompt
 from services.router.registry import WorkerRegistry
+from services.router.way_chooser import WayChooser
 from services.router.worker_requests import local_request
 from services.router.workers import Role, Worker
 
-#: ``always``: prefill and decode apart; ``null``: unified workers alone; ``auto``: always where a
-#: prefill worker takes requests.
+#: ``always``: prefill and decode apart; ``null``: unified workers alone; ``auto``: what probably
+#: costs less, where there are workers for both.
 DisaggregationMode = Literal["auto", "always", "null"]
 
 
@@ -65,6 +67,7 @@ class Dispatcher:
         affinity_hits: Counts images that went to the encoder that holds them.
         overlapped: Counts requests that an idle prefill worker is sent while their images are
             still encoded; None where that is not to be done.
+        chooser: Decides where both ways are possible.
         rng: Breaks ties.
     """
 
@@ -78,6 +81,7 @@ class Dispatcher:
         placement: EncoderPlacement,
         affinity_hits: Counter,
         overlapped: Counter | None,
+        chooser: WayChooser,
         rng: random.Random,
     ) -> None:
         self._registry = registry
@@ -88,8 +92,9 @@ class Dispatcher:
         self._placement = placement
         self._affinity_hits = affinity_hits
         self._overlapped = overlapped
-        self._rng = rng
-        self._placer = Placer(rng)
+        self._chooser = chooser
+        self._transfer = registry.maker.transfer_line
+        self._placer = Placer(rng, self._transfer)
         self._tokens_per_image = 0.0
 
     def disaggregates(self) -> bool:
@@ -143,10 +148,10 @@ class Dispatcher:
             LegFailedError: a worker failed.
             EpdError: no workers for the request, or it does not fit.
         """
-        if not self.disaggregates():
-            worker = least_loaded(self._pool(self._unified(), work, "unified"), self._rng)
+        alone = await self._alone(work)
+        if alone is not None:
             request = local_request(work, self._anchor_token_id)
-            return await LocalAttempt(work, worker, request).run()
+            return await LocalAttempt(work, alone, request).run()
         handles = HandleSet(self._cleanup, self._timings.control_timeout_s)
         settled = True
         encoded = EncodedImages(len(work.prompt.images))
@@ -166,7 +171,7 @@ class Dispatcher:
                 placement = await self._place(work, expanded)
             self._account_encoding(work, encoded)
             settled = False
-            pair = PairAttempt(work, expanded, placement, new_id(), handles.forget)
+            pair = PairAttempt(work, expanded, placement, new_id(), self._transfer, handles.forget)
             run = pair.run(
                 self._cleanup,
                 culprit_grace_s=self._timings.culprit_grace_s,
@@ -259,11 +264,36 @@ class Dispatcher:
     async def _place(self, work: Work, expanded: ExpandedPrompt) -> Placement:
         # Hashed first: between the choice and the booking nothing must come in between.
         prompt = await hashed_prompt(work, expanded, self._registry.available(Role.PREFILL))
+        self._placer.notice(prompt)
+        return self._placer.place(prompt, *self._pair_pools(work))
+
+    def _pair_pools(self, work: Work) -> tuple[list[Worker], list[Worker]]:
         prefills = self._pool(self._registry.available(Role.PREFILL), work, "prefill")
         decodes = self._pool(self._registry.available(Role.DECODE), work, "decode")
         # Prefill workers need not be paired with unified ones.
-        decodes = [worker for worker in decodes if not worker.info.unified] or decodes
-        return self._placer.place(prompt, prefills, decodes)
+        return prefills, [worker for worker in decodes if not worker.info.unified] or decodes
+
+    async def _alone(self, work: Work) -> LocalPlacement | None:
+        """The unified worker that shall serve the request alone; None when a pair shall.
+
+        Images are not weighed: where there are encoders, their cache is shared by all.
+        """
+        text = ExpandedPrompt(work.prompt.token_ids, (), 0)
+        if not self.disaggregates():
+            unified = self._pool(self._unified(), work, "unified")
+            # Without the images' places the hashes would be others.
+            known = () if work.prompt.images else unified
+            return self._placer.place_alone(await hashed_prompt(work, text, known), unified)
+        if self._mode != "auto" or work.prompt.images or not self._unified():
+            return None
+        self._check_length(len(text.token_ids))
+        prompt = await hashed_prompt(work, text, self._unified())
+        alone = self._placer.place_alone(prompt, self._pool(self._unified(), work, "unified"))
+        pair = self._placer.place(prompt, *self._pair_pools(work))
+        if self._chooser.choose(alone, pair) is Way.REMOTE:
+            return None
+        work.prompt_tokens = len(text.token_ids)
+        return alone
 
     def _pool(self, workers: list[Worker], work: Work, kind: str) -> list[Worker]:
         if not workers:

@@ -1,16 +1,18 @@
 """One try of a request on a unified worker, which encodes and prefills by itself."""
 
 import time
+from collections.abc import Mapping
 
 from epd.errors import InternalError
 from epd.sampling import FinishReason
-from epd.v1 import decode_pb2
+from epd.v1 import common_pb2, decode_pb2
 from epd.wire.finish_reason import finish_reason_from_proto
 from epd.wire.timings import timings_from_proto
 from epd.wire.top_logprobs import tops_from_proto
+from services.router.account import Booking
 from services.router.attempt import Outcome, Work
 from services.router.leg import run_leg
-from services.router.workers import Worker
+from services.router.placement import LocalPlacement
 
 
 class LocalAttempt:
@@ -18,13 +20,16 @@ class LocalAttempt:
 
     Args:
         work: The request.
-        worker: A unified decode worker.
+        placement: A unified decode worker.
         request: From :func:`services.router.worker_requests.local_request`.
     """
 
-    def __init__(self, work: Work, worker: Worker, request: decode_pb2.DecodeRequest) -> None:
+    def __init__(
+        self, work: Work, placement: LocalPlacement, request: decode_pb2.DecodeRequest
+    ) -> None:
         self._work = work
-        self._worker = worker
+        self._placement = placement
+        self._worker = placement.worker
         self._request = request
 
     async def run(self) -> Outcome:
@@ -34,10 +39,17 @@ class LocalAttempt:
             LegFailedError: the worker failed or was lost.
         """
         self._worker.breaker.begin()
-        with self._worker.account.booked():
-            return await run_leg(self._worker, self._run())
+        booking = self._worker.account.book(
+            prompt_tokens=self._placement.prompt.tokens,
+            uncached_tokens=self._placement.uncached_tokens,
+        )
+        self._worker.held.assume(self._placement.prompt.hashes)
+        try:
+            return await run_leg(self._worker, self._run(booking))
+        finally:
+            booking.release()
 
-    async def _run(self) -> Outcome:
+    async def _run(self, booking: Booking) -> Outcome:
         path = self._work.path
         mark_ns = time.monotonic_ns()
         first_token_ns: int | None = None
@@ -55,7 +67,9 @@ class LocalAttempt:
                         path.add_window("decode", reported, started.service_ns, now_ns - mark_ns)
                         mark_ns = now_ns
                     case "tokens":
-                        first_token_ns = first_token_ns or now_ns
+                        if first_token_ns is None:
+                            first_token_ns = now_ns
+                            booking.computed()
                         tokens = response.tokens
                         if await self._work.sink(
                             tokens.token_ids, tokens.logprobs, tops_from_proto(tokens.top_logprobs)
@@ -74,8 +88,17 @@ class LocalAttempt:
                         self._work.image_tokens = finished.usage.image_tokens
                         reported = timings_from_proto(finished.timings)
                         path.add_window("decode", reported, finished.service_ns, now_ns - mark_ns)
+                        self._learn(reported, finished.usage)
         finally:
             call.cancel()
         if not ended:
             raise InternalError(f"decode {self._worker.address} ended without saying why")
         return outcome
+
+    def _learn(self, reported: Mapping[str, int], usage: common_pb2.Usage) -> None:
+        computed = max(1, usage.prompt_tokens - usage.cached_tokens)
+        if prefill_ns := reported.get("prefill", 0):
+            self._worker.local_speed.add(computed, prefill_ns / 1e9)
+        drawn = usage.completion_tokens - 1
+        if drawn > 0 and (decode_ns := reported.get("decode", 0)):
+            self._worker.speed.add(self._worker.load, decode_ns / 1e9 / drawn)

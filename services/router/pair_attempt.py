@@ -22,7 +22,8 @@ from services.router.attempt import Outcome, Work
 from services.router.critical_path import KV_HANDOVER
 from services.router.leg import run_leg
 from services.router.placeholders import ExpandedPrompt
-from services.router.placement import Placement
+from services.router.placement import Placement, moved_tokens
+from services.router.speed import MeasuredLine
 from services.router.worker_requests import decode_request, prefill_request
 
 
@@ -34,6 +35,7 @@ class PairAttempt:
         expanded: Its prompt with placeholders.
         placement: The chosen workers.
         transfer_id: Fresh, 128 random bits in hexadecimal.
+        transfer: Learns how long the hand-over takes.
         on_embeddings_read: Called at the first token: the prefill worker has read all embeddings.
     """
 
@@ -43,6 +45,7 @@ class PairAttempt:
         expanded: ExpandedPrompt,
         placement: Placement,
         transfer_id: str,
+        transfer: MeasuredLine,
         on_embeddings_read: Callable[[], None],
     ) -> None:
         self._work = work
@@ -51,6 +54,8 @@ class PairAttempt:
         self._decode = placement.decode
         self._prefill_request = prefill_request(work, expanded, transfer_id, placement.decode)
         self._decode_request = decode_request(work, expanded, transfer_id)
+        self._transfer = transfer
+        self._moved_tokens = moved_tokens(placement.prompt, placement.decode)
         self._on_embeddings_read = on_embeddings_read
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._first_token_sent = asyncio.Event()
@@ -93,10 +98,10 @@ class PairAttempt:
         self._decode.breaker.begin()
         bookings.enter_context(self._decode.account.booked(blocks=placement.blocks))
         booking = self._prefill.account.book(
-            prompt_tokens=placement.prompt_tokens, uncached_tokens=placement.uncached_tokens
+            prompt_tokens=placement.prompt.tokens, uncached_tokens=placement.uncached_tokens
         )
         bookings.callback(booking.release)
-        self._prefill.held.assume(placement.hashes)
+        self._prefill.held.assume(placement.prompt.hashes)
         return booking
 
     async def _first_outcome(
@@ -152,9 +157,9 @@ class PairAttempt:
         """
         computed_ns = timings_from_proto(first.timings).get("prefill", 0)
         if computed_ns:
-            computed = max(1, self._placement.prompt_tokens - first.cached_tokens)
+            computed = max(1, self._placement.prompt.tokens - first.cached_tokens)
             self._prefill.speed.add(computed, min(computed_ns / 1e9, busy_s))
-        self._prefill.held.assume(self._placement.hashes)
+        self._prefill.held.assume(self._placement.prompt.hashes)
 
     async def _take_first_token(self, first: prefill_pb2.FirstToken, opened_ns: int) -> bool:
         self._on_embeddings_read()
@@ -220,6 +225,7 @@ class PairAttempt:
         queue_ns = min(self._queue_ns, handover_ns)
         path = self._work.path
         path.add(KV_HANDOVER, handover_ns - queue_ns)
+        self._transfer.add(self._moved_tokens, (handover_ns - queue_ns) / 1e9)
         path.add("decode.queue", queue_ns)
         since_start_ns = now_ns - started_ns
         if finished is None:  # a stop string, or preempted

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from services.router.workers import Worker
 
@@ -11,31 +11,18 @@ TIE_SHARE = 0.2
 TIE_S = 0.005
 
 
-class Loaded(Protocol):
-    """Something that work can be sent to."""
+class Addressed(Protocol):
+    """Something that work can be sent to, with a name that outlives its restarts."""
 
     @property
     def load(self) -> int:
         """Work there or on its way."""
         ...
 
-
-class Addressed(Loaded, Protocol):
-    """A loaded thing with a name that outlives its restarts."""
-
     @property
     def address(self) -> str:
         """host:port."""
         ...
-
-
-L = TypeVar("L", bound=Loaded)
-
-
-def least_loaded(candidates: Sequence[L], rng: random.Random) -> L:
-    """The one with the least load; equal ones get equal shares by chance, never by position."""
-    least = min(candidate.load for candidate in candidates)
-    return rng.choice([candidate for candidate in candidates if candidate.load == least])
 
 
 def cheapest(costs: Sequence[float], loads: Sequence[int], rng: random.Random) -> int:

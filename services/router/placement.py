@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from epd.block_hashes import block_hashes
 from epd.errors import LayoutMismatchError
 from services.router.attempt import Work
+from services.router.disaggregation import local_cost_s
 from services.router.pick import cheapest, pairing_partners, uncached_tokens
 from services.router.placeholders import ExpandedPrompt
 from services.router.popular_prefixes import PopularPrefixes
+from services.router.speed import MeasuredLine
 from services.router.workers import Worker
 
 #: A prompt of more tokens is hashed on another thread: it would hold up the event loop.
@@ -42,25 +44,35 @@ class Placement:
     Args:
         prefill: Computes the prompt.
         decode: Takes its KV.
-        hashes: Of the prompt's full blocks.
-        prompt_tokens: Tokens of the prompt, replayed ones included.
+        prompt: Replayed tokens included.
         uncached_tokens: Those that the prefill worker probably has to compute.
         ttft_s: Predicted time to the first token, queue included.
         tpot_s: Predicted time per further token.
+        transfer_s: Predicted time from the first token to the start of decode.
     """
 
     prefill: Worker
     decode: Worker
-    hashes: Sequence[bytes]
-    prompt_tokens: int
+    prompt: HashedPrompt
     uncached_tokens: int
     ttft_s: float
     tpot_s: float
+    transfer_s: float
 
     @property
     def blocks(self) -> int:
         """KV blocks that the request will take at once on the decode worker."""
-        return _blocks(self.prompt_tokens, self.decode)
+        return _blocks(self.prompt.tokens, self.decode)
+
+
+@dataclass(frozen=True)
+class LocalPlacement:
+    """A chosen unified worker, and the predicted cost of serving the request there alone."""
+
+    worker: Worker
+    prompt: HashedPrompt
+    uncached_tokens: int
+    cost_s: float
 
 
 class Placer:
@@ -68,11 +80,18 @@ class Placer:
 
     Args:
         rng: Breaks ties.
+        transfer: Measured times of hand-overs.
     """
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, transfer: MeasuredLine) -> None:
         self._rng = rng
+        self._transfer = transfer
         self._popular = PopularPrefixes()
+
+    def notice(self, prompt: HashedPrompt) -> None:
+        """Counts a prompt that is about to be placed; a replay has been counted before."""
+        if not prompt.is_replay:
+            self._popular.add(prompt.hashes)
 
     def place(
         self, prompt: HashedPrompt, prefills: Sequence[Worker], decodes: Sequence[Worker]
@@ -89,20 +108,24 @@ class Placer:
                 f"{decodes[0].info.pairing}"
             )
         hashes, tokens = prompt.hashes, prompt.tokens
-        if not prompt.is_replay:
-            self._popular.add(hashes)
         prefill = self._prefill(fitting, hashes, tokens)
         decode = self._decode(pairing_partners(prefill, decodes), tokens)
         uncached = uncached_tokens(tokens, prefill.held.leading(hashes), prefill.block_size)
         return Placement(
             prefill,
             decode,
-            hashes,
-            tokens,
+            prompt,
             uncached,
             ttft_s=predicted_ttft_s(prefill, uncached),
             tpot_s=predicted_tpot_s(decode),
+            transfer_s=self._transfer.seconds(moved_tokens(prompt, decode)),
         )
+
+    def place_alone(self, prompt: HashedPrompt, unified: Sequence[Worker]) -> LocalPlacement:
+        """The unified worker that serves a request at the least cost to it and to others."""
+        placements = [_alone(prompt, worker) for worker in unified]
+        costs = [placement.cost_s for placement in placements]
+        return placements[cheapest(costs, [worker.load for worker in unified], self._rng)]
 
     def _prefill(self, workers: Sequence[Worker], hashes: Sequence[bytes], tokens: int) -> Worker:
         """The one with the least predicted TTFT; popular prefixes favour nobody."""
@@ -125,6 +148,11 @@ class Placer:
         return roomy[cheapest(costs, [worker.load for worker in roomy], self._rng)]
 
 
+def moved_tokens(prompt: HashedPrompt, decode: Worker) -> int:
+    """Tokens whose KV the decode worker does not hold yet."""
+    return uncached_tokens(prompt.tokens, decode.held.leading(prompt.hashes), decode.block_size)
+
+
 def predicted_ttft_s(prefill: Worker, uncached: int) -> float:
     """Time until a prompt sent now has its first token: what waits there, then the prompt."""
     account = prefill.account
@@ -135,6 +163,14 @@ def predicted_ttft_s(prefill: Worker, uncached: int) -> float:
 def predicted_tpot_s(decode: Worker) -> float:
     """Time per token once one more request is in the running batch."""
     return decode.speed.seconds(decode.load + 1)
+
+
+def _alone(prompt: HashedPrompt, worker: Worker) -> LocalPlacement:
+    uncached = moved_tokens(prompt, worker)
+    account, speed = worker.account, worker.local_speed
+    waiting_s = speed.seconds(account.waiting_tokens, account.waiting_prompts)
+    cost_s = local_cost_s(waiting_s, speed.seconds(uncached), worker.load)
+    return LocalPlacement(worker, prompt, uncached, cost_s)
 
 
 def _has_room(decode: Worker, tokens: int) -> bool:

@@ -63,6 +63,11 @@ class WorkerRegistry:
             if found is role and watch.worker is not None and not watch.reason
         ]
 
+    @property
+    def maker(self) -> WorkerMaker:
+        """What all workers of a role share."""
+        return self._maker
+
     def states(self) -> list[WorkerState]:
         """All workers, by role and address."""
         ordered = sorted(self._watches.items(), key=lambda item: (item[0][0].name, item[0][1]))

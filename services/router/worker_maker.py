@@ -17,6 +17,8 @@ _DECODE_STEP_S = 0.02
 _DECODE_STEP_PER_REQUEST_S = 0.001
 _DECODE_TYPICAL = 16.0
 _ENCODE_S = 0.02
+_TRANSFER_BASE_S = 0.002
+_TRANSFER_TOKEN_S = 0.000002
 _ENCODE_TYPICAL = 4.0
 
 
@@ -57,6 +59,10 @@ class WorkerMaker:
             Role.ENCODER: MeasuredLine(_ENCODE_S, _ENCODE_S, _ENCODE_TYPICAL),
         }
 
+        self._local_line = MeasuredLine(_PREFILL_BASE_S, _PREFILL_TOKEN_S, _PREFILL_TYPICAL)
+        #: Time from the first token to the start of decode, by tokens whose KV is moved.
+        self.transfer_line = MeasuredLine(_TRANSFER_BASE_S, _TRANSFER_TOKEN_S, _PREFILL_TYPICAL)
+
     @property
     def follows_caches(self) -> bool:
         """Whether workers are asked what they hold."""
@@ -75,4 +81,5 @@ class WorkerMaker:
             HeldBlocks(view.blocks, view.bridge_s, view.assumed_s),
             CircuitBreaker(f"{role.value} {address}", self._bounds.faults, self._bounds.open_s),
             WorkerSpeed(self._lines[role]),
+            WorkerSpeed(self._local_line),
         )

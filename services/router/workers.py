@@ -103,7 +103,8 @@ class Worker:
         channel: The channel there.
         held: What its prefix cache holds.
         breaker: Keeps requests away while it fails them.
-        speed: How fast it computes prompts (prefill), or draws tokens (decode).
+        speed: How fast it computes prompts (prefill), draws tokens (decode) or encodes.
+        local_speed: How fast a unified worker computes prompts.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Worker:
         held: HeldBlocks,
         breaker: CircuitBreaker,
         speed: WorkerSpeed,
+        local_speed: WorkerSpeed,
     ) -> None:
         self.role = role
         self.address = address
@@ -126,6 +128,7 @@ class Worker:
         self.held = held
         self.breaker = breaker
         self.speed = speed
+        self.local_speed = local_speed
         #: Set for good once the process is taken for gone.
         self.gone = asyncio.Event()
 

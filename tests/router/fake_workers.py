@@ -185,6 +185,12 @@ class _HangingWorkerService(WorkerServicer):
         )
         self._worker = worker
 
+    async def WatchKvEvents(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        if self._worker.kv_events is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no prefix cache")
+        async for event in super().WatchKvEvents(request, context):
+            yield event
+
     async def WatchLoad(self, request: Any, context: Any) -> AsyncIterator[Any]:
         async for report in super().WatchLoad(request, context):
             await self._worker.alive.wait()
@@ -261,7 +267,8 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
         #: Above 0 it has a prefix cache, and each token that is not in it takes so long.
         self.token_s = 0.0
         self.cache: set[bytes] = set()
-        self._engine = asyncio.Lock()
+        #: Held while it computes; a test may hold it too.
+        self.engine = asyncio.Lock()
         self.hold_open_s = 0.0
         self.seals = True
         self.first_token_ends = False
@@ -312,7 +319,7 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
         if not self.token_s:
             return 3, 1000
         hashes = block_hashes(request.token_ids, request.images, self.info.kv_layout.block_size)
-        async with self._engine:
+        async with self.engine:
             held = 0
             while held < len(hashes) and hashes[held] in self.cache:
                 held += 1

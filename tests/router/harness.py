@@ -22,7 +22,7 @@ from epd.v1.router_pb2_grpc import RouterServiceStub
 from services.router.__main__ import SERVICE
 from services.router.application import application
 from services.router.config import RouterConfig
-from tests.router.fake_workers import FakeDecode, FakeEncoder, FakePrefill, FakeWorker
+from tests.router.fake_workers import FakeDecode, FakeEncoder, FakePrefill, FakeWorker, answer_token
 
 #: Quick reactions, so that tests need not wait.
 FAST = {
@@ -141,6 +141,11 @@ class Answer:
     text: str
     deltas: list[router_pb2.Delta]
     completion: router_pb2.Completion | None
+
+
+def answer_of(seed: int, length: int) -> list[int]:
+    """The first tokens of the fakes' answer."""
+    return [answer_token(seed, position) for position in range(length)]
 
 
 async def collect(call: Any) -> Answer:

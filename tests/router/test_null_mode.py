@@ -48,13 +48,14 @@ async def test_workers_that_are_not_unified_get_no_request_alone(model: Path) ->
     assert error.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_auto_runs_apart_as_soon_as_there_is_a_prefill_worker(model: Path) -> None:
+async def test_always_leaves_unified_workers_alone_where_others_are(model: Path) -> None:
     unified, prefill = FakeDecode(unified=True), FakePrefill()
     apart = FakeDecode(prefill.fabric)
     workers = [unified, prefill, apart]
     for worker in workers:
         worker.info.accepts_images = False
-    async with running(*workers), router(model, workers) as served:
+    settings = {"disaggregation_mode": "always"}
+    async with running(*workers), router(model, workers, **settings) as served:
         for _ in range(5):
             await collect(served.stub.Generate(request()))
     assert (unified.calls["Decode"], apart.calls["Decode"]) == (0, 5)

@@ -9,10 +9,19 @@ import pytest
 from epd.config import ConfigError
 from epd.errors import UnauthenticatedError
 from epd.rpc.status import error_from_rpc
+from epd.telemetry.prometheus import scrape
 from epd.v1 import router_pb2
 from services.router.api_keys import ApiKeys
 from tests.router.conftest import Fleet
-from tests.router.harness import collect, eventually, failure, request, router, running
+from tests.router.harness import (
+    RunningRouter,
+    collect,
+    eventually,
+    failure,
+    request,
+    router,
+    running,
+)
 
 
 async def test_a_request_that_would_be_late_is_refused_before_it_is_encoded(
@@ -56,21 +65,30 @@ async def test_overload_clears_after_a_stall_however_wrong_it_made_the_predictio
 async def test_requests_beyond_the_workers_capacity_wait_and_high_priority_goes_first(
     model: Path, fleet: Fleet
 ) -> None:
-    fleet.prefill.prefill_s = 0.05
+    fleet.prefill.token_s = 1e-6
     order: list[str] = []
-    async with running(*fleet.workers), router(model, fleet.workers, prefill_ahead="1") as served:
+    settings = {"prefill_ahead": "1", "metrics_port": "0"}
+    async with running(*fleet.workers), router(model, fleet.workers, **settings) as served:
 
         async def ask(name: str, priority: int) -> None:
             await collect(served.stub.Generate(request(priority=priority, max_tokens=1)))
             order.append(name)
 
-        async with asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group, fleet.prefill.engine:
             group.create_task(ask("first", 0))
             await eventually(lambda: fleet.prefill.open_calls == 1)
-            for name, priority in [("low", 2), ("normal", 0), ("high", 1)]:
+            for count, (name, priority) in enumerate([("low", 2), ("normal", 0), ("high", 1)]):
                 group.create_task(ask(name, priority))
-                await asyncio.sleep(0.01)
+                await _until_waiting(served, count + 1)
     assert order == ["first", "high", "normal", "low"]
+
+
+async def _until_waiting(served: RunningRouter, count: int) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            found = await asyncio.to_thread(scrape, served.telemetry.metrics_address)
+            if found.total("epd_request_waiting") == count:
+                return
 
 
 async def test_an_unknown_priority_is_refused_by_name(model: Path, fleet: Fleet) -> None:
@@ -116,8 +134,8 @@ async def test_ids_of_different_clients_never_meet(model: Path, fleet: Fleet) ->
     assert sorted(codes) == ["ALREADY_EXISTS", "OK"]
 
 
-async def failure_code(served: object, key: str) -> str:
-    call = served.stub.Generate(request(request_id="same"), metadata=(("x-api-key", key),))  # type: ignore[attr-defined]
+async def failure_code(served: RunningRouter, key: str) -> str:
+    call = served.stub.Generate(request(request_id="same"), metadata=(("x-api-key", key),))
     try:
         await collect(call)
     except grpc.aio.AioRpcError as error:
