@@ -77,7 +77,7 @@ async def application(config: RouterConfig, context: ServiceContext) -> AsyncIte
     servicer = RouterServicer(router, registry, limits, keys, config.requests.request_timeout_s)
     router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, context.server.handlers)
     watching = asyncio.create_task(_watch(registry, context))
-    parts = _http_parts(config, context, router, registry, dispatcher, tokenizer)
+    parts = _http_parts(config, context, router, registry, dispatcher, tokenizer, keys)
     try:
         async with _http_face(config, context, parts):
             await registry.wait_until(dispatcher.has_route, config.fleet.worker_wait_s)
@@ -220,6 +220,7 @@ def _http_parts(
     registry: WorkerRegistry,
     dispatcher: Dispatcher,
     tokenizer: Tokenizer,
+    keys: ApiKeys,
 ) -> HttpParts:
     http = config.http
     return HttpParts(
@@ -232,6 +233,7 @@ def _http_parts(
         bodies=BodyReader(
             http.http_body_bytes, http.http_live_body_bytes, http.http_body_timeout_s
         ),
+        keys=keys,
         request_timeout_s=config.requests.request_timeout_s,
         send_timeout_s=http.http_send_timeout_s,
     )

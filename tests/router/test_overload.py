@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import grpc
+import openai
 import pytest
 
 from epd.config import ConfigError
@@ -154,3 +155,18 @@ def test_names_of_keys_and_what_is_no_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         ApiKeys.load([], tmp_path / "absent")
     assert ApiKeys().client([]) == ""
+
+
+async def test_http_callers_show_the_same_keys(model: Path, fleet: Fleet) -> None:
+    settings = {"api_keys": "alice:sesame", "model_name": "m"}
+    async with running(*fleet.workers), router(model, fleet.workers, **settings) as served:
+        for key, allowed in [("sesame", True), ("wrong", False)]:
+            async with openai.AsyncOpenAI(
+                base_url=f"http://{served.http}/v1", api_key=key, max_retries=0
+            ) as client:
+                asked = client.completions.create(model="m", prompt="hello", max_tokens=2)
+                if allowed:
+                    assert (await asked).choices[0].text
+                else:
+                    with pytest.raises(openai.AuthenticationError):
+                        await asked

@@ -21,6 +21,7 @@ from epd.rpc.server_interceptors import typed_error
 from epd.rpc.status import root_error
 from epd.telemetry.setup import Telemetry
 from epd.text.token_bytes import TokenBytes
+from services.router.api_keys import ApiKeys
 from services.router.calls import GenerateCall
 from services.router.choices import generate_choices
 from services.router.deadline import Deadline
@@ -54,6 +55,7 @@ class HttpParts:
         telemetry: The service's.
         token_bytes: Spells tokens for log probabilities.
         bodies: Reads requests.
+        keys: Which callers are served.
         request_timeout_s: Deadline of every request.
         send_timeout_s: Longest wait for a client that reads nothing.
     """
@@ -65,6 +67,7 @@ class HttpParts:
     telemetry: Telemetry
     token_bytes: TokenBytes
     bodies: BodyReader
+    keys: ApiKeys
     request_timeout_s: float
     send_timeout_s: float
 
@@ -72,11 +75,12 @@ class HttpParts:
 def http_app(parts: HttpParts) -> ASGIApp:
     """The application."""
     endpoints = _Endpoints(parts)
+    answered = functools.partial(_answered, parts.keys)
     routes = [
-        Route(CHAT_PATH, _answered(endpoints.chat), methods=["POST"]),
-        Route(COMPLETIONS_PATH, _answered(endpoints.completions), methods=["POST"]),
-        Route("/v1/models", _answered(endpoints.models)),
-        Route("/v1/models/{name:path}", _answered(endpoints.model)),
+        Route(CHAT_PATH, answered(endpoints.chat), methods=["POST"]),
+        Route(COMPLETIONS_PATH, answered(endpoints.completions), methods=["POST"]),
+        Route("/v1/models", answered(endpoints.models)),
+        Route("/v1/models/{name:path}", answered(endpoints.model)),
         Route("/health", endpoints.health),
         Route("/ready", endpoints.ready),
         Route("/metrics", endpoints.metrics),
@@ -98,7 +102,12 @@ class _Endpoints:
         read = functools.partial(read_chat_request, default_max_tokens=model.context_length)
         asked = await self._parts.bodies.read(request, read)
         call = GenerateCall(
-            request_id(), asked.model, asked.conversation, asked.sampling, asked.stop
+            request_id(),
+            asked.model,
+            asked.conversation,
+            asked.sampling,
+            asked.stop,
+            client=request.state.client,
         )
         spelling = self._parts.token_bytes if asked.logprobs else None
         answer = ChatFormat(f"chatcmpl-{call.request_id}", model.name, spelling)
@@ -108,7 +117,14 @@ class _Endpoints:
         """POST /v1/completions."""
         model = self._parts.registry.model()
         asked = await self._parts.bodies.read(request, read_completion_request)
-        call = GenerateCall(request_id(), asked.model, asked.prompt, asked.sampling, asked.stop)
+        call = GenerateCall(
+            request_id(),
+            asked.model,
+            asked.prompt,
+            asked.sampling,
+            asked.stop,
+            client=request.state.client,
+        )
         spelling = self._parts.token_bytes if asked.logprobs else None
         answer = CompletionFormat(f"cmpl-{call.request_id}", model.name, spelling)
         return await self._answer(request, call, answer, asked.stream)
@@ -173,11 +189,12 @@ class _Endpoints:
         }
 
 
-def _answered(endpoint: Endpoint) -> Endpoint:
-    """The endpoint, whose errors become answers of OpenAI's shape."""
+def _answered(keys: ApiKeys, endpoint: Endpoint) -> Endpoint:
+    """The endpoint for callers with a key; errors become answers of OpenAI's shape."""
 
     async def answer(request: Request) -> Response:
         try:
+            request.state.client = keys.client(request.headers.items())
             return await endpoint(request)
         except ClientDisconnect:
             return Response(status_code=_CLIENT_GONE)
