@@ -17,6 +17,8 @@ BENCHMARKS = {
     "encoder_cache": "bench.encoder_cache",
     "encoder_parallel": "bench.encoder_parallel",
     "kv_transfer": "bench.kv_transfer",
+    "router": "bench.router",
+    "router_cache_aware": "bench.router_cache_aware",
 }
 
 

@@ -21,6 +21,11 @@ class LineProcess:
             env=dict(env),
         )
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     def __enter__(self) -> "LineProcess":
         return self
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 ENVIRONMENT_PREFIX = "EPD_"
 CONFIG_VARIABLE = "EPD_CONFIG"
 _OPTION = "epd.option"
+_SECRET = "epd.secret"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
@@ -68,13 +69,17 @@ def option(
     unit: str = "",
     minimum: float | None = None,
     maximum: float | None = None,
+    secret: bool = False,
 ) -> Any:
     """A dataclass field that can be set from outside; without ``default`` it is required.
 
     Types: str, int, float, bool, Path, ``Literal`` of strings, ``tuple[X, ...]`` (comma-separated)
-    and ``X | None``. ``minimum`` and ``maximum`` are inclusive.
+    and ``X | None``. ``minimum`` and ``maximum`` are inclusive. A ``secret`` is never shown.
     """
-    metadata = {_OPTION: {"help": help, "unit": unit, "minimum": minimum, "maximum": maximum}}
+    metadata = {
+        _OPTION: {"help": help, "unit": unit, "minimum": minimum, "maximum": maximum},
+        _SECRET: secret,
+    }
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -131,14 +136,15 @@ def unused_variables(cls: type, environ: Mapping[str, str]) -> list[str]:
 
 
 def settings(config: Any) -> dict[str, Any]:
-    """The values of a resolved configuration by setting name, flat."""
+    """The values of a resolved configuration by setting name, flat; secrets only as set or not."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             found.update(settings(value))
         else:
-            found[field.name] = value
+            hidden = field.metadata.get(_SECRET) and value
+            found[field.name] = "(set)" if hidden else value
     return found
 
 

@@ -81,15 +81,25 @@ class Fleet:
                     for i in range(plan.prefills)
                 ]
             )
-            lists = [
-                f"--{role}s={','.join(process.address for process in self.of_role(role))}"
-                for role in ("encoder", "prefill", "decode")
-            ]
             ports = (f"--port={plan.router_port}", f"--http-port={plan.http_port}")
-            self._await([self._spawn("router", "router", *ports, *lists)])
+            self.add_router("router", *ports)
         except BaseException:
             self.kill()
             raise
+
+    def add_router(self, name: str, *flags: str) -> ServiceProcess:
+        """Starts a router before the workers that there are, beside those that run already.
+
+        Raises:
+            FleetError: it ended or did not get ready in time.
+        """
+        lists = [
+            f"--{role}s={','.join(process.address for process in self.of_role(role))}"
+            for role in ("encoder", "prefill", "decode")
+        ]
+        process = self._spawn("router", name, *flags, *lists)
+        self._await([process])
+        return process
 
     def check(self) -> None:
         """Raises FleetError naming a process that has ended."""
@@ -100,12 +110,11 @@ class Fleet:
                 )
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stops the router, then the workers, and kills what is left after ``timeout_s``."""
+        """Stops routers, then the workers, and kills what is left after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
-        router, *workers = sorted(
-            self.processes.values(), key=lambda process: process.role != "router"
-        )
-        for stage in ([router], workers):
+        routers = self.of_role("router")
+        workers = [process for process in self.processes.values() if process.role != "router"]
+        for stage in (routers, workers):
             for process in stage:
                 process.send_signal(signal.SIGTERM)
             for process in stage:

@@ -27,6 +27,8 @@ class StopStringScanner:
 
     def push(self, text: str) -> StopScan:
         """Takes the next piece of text."""
+        if not self._stop_strings:
+            return StopScan(text, stopped=False)
         buffer = self._held + text
         ends = [
             (start + len(stop), start)

@@ -27,6 +27,7 @@ from services.router.http.body import BodyReader
 from services.router.http.endpoints import HttpParts, http_app
 from services.router.http.server import HttpServer
 from services.router.limits import RequestLimits
+from services.router.placement import Placer
 from services.router.prompt import PromptBuilder
 from services.router.registry import WorkerRegistry
 from services.router.retry import RetryPolicy
@@ -209,7 +210,11 @@ def _dispatcher(
             counter(context.telemetry.meter, semconv.ROUTE_DECISION),
             counter(context.telemetry.meter, semconv.ROUTE_PREDICTED_COST),
         ),
-        random.Random(),
+        Placer(
+            random.Random(),
+            registry.maker.transfer_line,
+            by_chance=config.fleet.prefill_policy == "random",
+        ),
     )
 
 
@@ -276,4 +281,5 @@ def _parts(
         end_ids=facts.end_ids,
         first_token_timeout_s=bounds.first_token_timeout_s,
         output_capacity=bounds.output_capacity,
+        coalesce_s=bounds.coalesce_s,
     )

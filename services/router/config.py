@@ -30,6 +30,10 @@ class FleetConfig:
     placed_images: int = option(
         65_536, help="images of which the router remembers the encoder", unit="images", minimum=1
     )
+    prefill_policy: Literal["predicted", "random"] = option(
+        "predicted",
+        help="predicted: by predicted TTFT; random: by chance, to compare with",
+    )
     discovery_period_s: float = option(
         1.0, help="time between two look-ups of dns: items", unit="s", minimum=0.05
     )
@@ -113,6 +117,13 @@ class RequestConfig:
     max_text_chars: int = option(1 << 20, help="most characters of text in a request", minimum=1)
     max_stop_strings: int = option(16, help="most stop strings", minimum=0)
     max_stop_chars: int = option(256, help="most characters of a stop string", minimum=1)
+    coalesce_s: float = option(
+        0.002,
+        help="least time between two messages of an answer, tokens in between share one",
+        unit="s",
+        minimum=0,
+        maximum=1,
+    )
     output_capacity: int = option(
         1024, help="tokens kept for a client that reads slowly", unit="tokens", minimum=1
     )
@@ -181,6 +192,7 @@ class RouterConfig(ServerConfig):
     api_keys: tuple[str, ...] = option(
         (),
         help="keys of clients, each name:key or key; as a variable, since flags are visible to all",
+        secret=True,
     )
     api_keys_file: Path | None = option(None, help="file of such keys, one a line")
     fleet: FleetConfig

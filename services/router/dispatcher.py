@@ -1,7 +1,6 @@
 """Runs one attempt of a request: chooses workers now and sends the request to them."""
 
 import asyncio
-import random
 import time
 from collections.abc import Set
 from dataclasses import dataclass
@@ -68,7 +67,7 @@ class Dispatcher:
         overlapped: Counts requests that an idle prefill worker is sent while their images are
             still encoded; None where that is not to be done.
         chooser: Decides where both ways are possible.
-        rng: Breaks ties.
+        placer: Chooses language workers.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Dispatcher:
         affinity_hits: Counter,
         overlapped: Counter | None,
         chooser: WayChooser,
-        rng: random.Random,
+        placer: Placer,
     ) -> None:
         self._registry = registry
         self._cleanup = cleanup
@@ -94,7 +93,7 @@ class Dispatcher:
         self._overlapped = overlapped
         self._chooser = chooser
         self._transfer = registry.maker.transfer_line
-        self._placer = Placer(rng, self._transfer)
+        self._placer = placer
         self._tokens_per_image = 0.0
 
     def disaggregates(self) -> bool:

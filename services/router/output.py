@@ -23,6 +23,8 @@ class OutputStream:
         scanner: Fresh, with the request's stop strings.
         silent_ids: Tokens whose text is not part of the answer: the client's stop tokens.
         capacity: Most tokens in the buffer.
+        coalesce_s: Least time between two deltas; tokens that come in between share one. The first
+            delta waits for nothing.
     """
 
     def __init__(
@@ -31,11 +33,13 @@ class OutputStream:
         scanner: StopStringScanner,
         silent_ids: frozenset[int],
         capacity: int,
+        coalesce_s: float = 0.0,
     ) -> None:
         self._detokenizer = detokenizer
         self._scanner = scanner
         self._silent_ids = silent_ids
         self._capacity = capacity
+        self._coalesce_s = coalesce_s
         #: All tokens of the answer so far, for replays.
         self.token_ids: list[int] = []
         self._pending_ids: list[int] = []
@@ -92,12 +96,18 @@ class OutputStream:
         Raises:
             EpdError: what :meth:`fail` was given.
         """
+        next_s = 0.0
+        loop = asyncio.get_running_loop()
         while True:
             await self._readable.wait()
+            early_s = next_s - loop.time()
+            if early_s > 0 and self._end is None:
+                await asyncio.sleep(early_s)
             self._readable.clear()
             delta = self._take()
             self._writable.set()
             if delta.token_ids or delta.text:
+                next_s = loop.time() + self._coalesce_s
                 yield delta
             if self._end is not None and not self._readable.is_set():
                 if isinstance(self._end, Completion):

@@ -81,10 +81,14 @@ class Placer:
     Args:
         rng: Breaks ties.
         transfer: Measured times of hand-overs.
+        by_chance: Takes any prefill worker, to compare with.
     """
 
-    def __init__(self, rng: random.Random, transfer: MeasuredLine) -> None:
+    def __init__(
+        self, rng: random.Random, transfer: MeasuredLine, *, by_chance: bool = False
+    ) -> None:
         self._rng = rng
+        self._by_chance = by_chance
         self._transfer = transfer
         self._popular = PopularPrefixes()
 
@@ -129,6 +133,8 @@ class Placer:
 
     def _prefill(self, workers: Sequence[Worker], hashes: Sequence[bytes], tokens: int) -> Worker:
         """The one with the least predicted TTFT; popular prefixes favour nobody."""
+        if self._by_chance:
+            return self._rng.choice(workers)
         popular = self._popular.leading(hashes, len(workers))
         costs = [
             predicted_ttft_s(

@@ -56,6 +56,7 @@ class RouterParts:
     end_ids: frozenset[int]
     first_token_timeout_s: float
     output_capacity: int
+    coalesce_s: float
 
 
 class Router:
@@ -193,6 +194,7 @@ class Router:
             StopStringScanner(call.stop),
             silent_ids=frozenset(call.sampling.stop_token_ids),
             capacity=self._parts.output_capacity,
+            coalesce_s=self._parts.coalesce_s,
         )
 
     def _end_ids(self, sampling: SamplingParams) -> frozenset[int]:

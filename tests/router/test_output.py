@@ -189,3 +189,32 @@ async def test_the_model_and_its_workers_are_told(model: Path, fleet: Fleet) -> 
         ("encoder", True, 0),
         ("prefill", True, 0),
     ]
+
+
+async def test_tokens_that_come_faster_than_messages_may_share_one(tokenizer: Tokenizer) -> None:
+    output = OutputStream(
+        IncrementalDetokenizer(tokenizer), StopStringScanner(()), frozenset(), 100, coalesce_s=30.0
+    )
+    deltas = output.deltas()
+    await output.push(token_ids("a"), [])
+    assert (await anext(deltas)).text == "a"  # type: ignore[union-attr]
+    second = asyncio.ensure_future(anext(deltas))
+    for token in token_ids("bcd"):
+        await output.push([token], [])
+        await asyncio.sleep(0)
+    assert not second.done()
+    second.cancel()
+
+
+async def test_the_end_of_an_answer_waits_for_no_message(tokenizer: Tokenizer) -> None:
+    output = OutputStream(
+        IncrementalDetokenizer(tokenizer), StopStringScanner(()), frozenset(), 100, coalesce_s=30.0
+    )
+    deltas = output.deltas()
+    await output.push(token_ids("a"), [])
+    await anext(deltas)
+    await output.push(token_ids("bc"), [])
+    output.complete(DONE)
+    async with asyncio.timeout(10):
+        assert (await anext(deltas)).text == "bc"  # type: ignore[union-attr]
+        assert await anext(deltas) is DONE

@@ -8,11 +8,12 @@ import openai
 import pytest
 
 from epd.config import ConfigError
-from epd.errors import UnauthenticatedError
+from epd.errors import ResourceExhaustedError, UnauthenticatedError
 from epd.rpc.status import error_from_rpc
 from epd.telemetry.prometheus import scrape
 from epd.v1 import router_pb2
 from services.router.api_keys import ApiKeys
+from services.router.overload import check_deadline
 from tests.router.conftest import Fleet
 from tests.router.harness import (
     RunningRouter,
@@ -33,20 +34,29 @@ async def test_a_request_that_would_be_late_is_refused_before_it_is_encoded(
         for _ in range(5):
             await collect(served.stub.Generate(request("measured", max_tokens=2)))
         encoded = fleet.encoder.calls["Encode"]
-        queue = [
-            asyncio.create_task(collect(served.stub.Generate(request(f"{number} queued"))))
-            for number in range(20)
-        ]
-        await eventually(lambda: fleet.prefill.open_calls == 20, within_s=5)
-        error = await failure(served.stub.Generate(request("late", [b"image"]), timeout=2.0))
+        async with fleet.prefill.engine:  # nothing gets on until the refusal
+            queue = [
+                asyncio.create_task(collect(served.stub.Generate(request(f"{number} queued"))))
+                for number in range(20)
+            ]
+            await eventually(lambda: fleet.prefill.open_calls == 20, within_s=60)
+            error = await failure(served.stub.Generate(request("late", [b"image"]), timeout=3.0))
         refusal = error_from_rpc(error)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert refusal.reason == "DEADLINE_UNREACHABLE"
         assert getattr(refusal, "retry_after_s", 0) > 0
         assert fleet.encoder.calls["Encode"] == encoded
         await asyncio.gather(*queue)
-        answer = await collect(served.stub.Generate(request("late", [b"image"]), timeout=20.0))
+        answer = await collect(served.stub.Generate(request("late", [b"image"]), timeout=60.0))
         assert len(answer.token_ids) == 8
+
+
+def test_a_request_that_finds_nothing_ahead_is_let_in_whatever_is_predicted() -> None:
+    check_deadline(100.0, 1.0, queued=False)
+    check_deadline(0.9, 1.0, queued=True)
+    with pytest.raises(ResourceExhaustedError) as refused:
+        check_deadline(100.0, 1.0, queued=True)
+    assert refused.value.retry_after_s == 60.0
 
 
 async def test_overload_clears_after_a_stall_however_wrong_it_made_the_prediction(
@@ -60,7 +70,7 @@ async def test_overload_clears_after_a_stall_however_wrong_it_made_the_predictio
         fleet.prefill.token_s = 0.0001
         for number in range(10):
             message = request(f"{number} quick", max_tokens=2)
-            await collect(served.stub.Generate(message, timeout=2.0))
+            await collect(served.stub.Generate(message, timeout=20.0))
 
 
 async def test_requests_beyond_the_workers_capacity_wait_and_high_priority_goes_first(
