@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds this benchmark's options."""
     parser.add_argument("--rounds", type=int, default=6, help="rounds of A B B A")
     parser.add_argument("--calls", type=int, default=300, help="hits measured one by one")
-    parser.add_argument("--requests", type=int, default=20_000, help="images per hit rate")
+    parser.add_argument("--requests", type=int, default=8000, help="images per hit rate")
     parser.add_argument("--capacity-mib", type=int, default=64, help="cache of the hit rates")
     parser.add_argument("--depth", type=int, default=Tower.depth, help="layers of the tower")
     parser.add_argument("--seed", type=int, default=0)
@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Outcome:
     """Measures requests, single hits and hit rates."""
     if options.quick:
-        options.rounds, options.calls, options.requests = 1, 50, 2000
+        options.rounds, options.calls, options.requests = 1, 50, 1000
     tower = Tower(depth=options.depth)
     flags = {"prefill": ["--prefix-cache=false"], "decode": ["--prefix-cache=false"]}
     with tempfile.TemporaryDirectory(prefix="epd-bench-model-") as folder:
@@ -109,13 +109,13 @@ class _Reuse:
 
 
 def _mean_hit_rate(policy: PolicyName, workload: str, options: argparse.Namespace) -> float:
-    """Over three seeds."""
+    """Over two seeds."""
     images: Callable[[int, int], itertools.chain[int]] = WORKLOADS[workload]  # type: ignore[assignment]
     capacity = options.capacity_mib << 20
     return round(
         fmean(
             hit_rate(policy, images(options.requests, options.seed + number), capacity)
-            for number in range(3)
+            for number in range(2)
         ),
         4,
     )

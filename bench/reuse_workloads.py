@@ -3,6 +3,7 @@
 import random
 from collections import deque
 from collections.abc import Iterator
+from itertools import accumulate
 
 from epd.encoding.embedding import EmbeddingSpec
 from epd.encoding.embedding_cache import EmbeddingCache
@@ -18,10 +19,10 @@ def zipf_with_one_hit_wonders(requests: int, seed: int) -> Iterator[int]:
     """Half of the requests take one of 2000 images by Zipf's law, the others one never seen."""
     generator = random.Random(seed)
     ranks = range(1, 2001)
-    weights = [1 / rank for rank in ranks]
+    cumulative = list(accumulate(1 / rank for rank in ranks))
     for number in range(requests):
         if generator.random() < 0.5:
-            yield generator.choices(ranks, weights)[0]
+            yield generator.choices(ranks, cum_weights=cumulative)[0]
         else:
             yield 10_000 + number
 
