@@ -1,12 +1,15 @@
 """What fails in an encoder reaches everybody who waits, and leaves nothing behind."""
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
+from contextlib import aclosing
 
 import pytest
 import torch
 
 from epd.encoding.encode_batcher import EncodeJob
+from epd.encoding.encode_events import ImagePlanned
 from epd.encoding.encoder import Encoder
 from epd.encoding.encoding_config import EncodingConfig
 from epd.engine.families.base import PixelInput
@@ -14,6 +17,7 @@ from epd.errors import (
     DeadlineExceededError,
     InternalError,
     InvalidRequestError,
+    NotFoundError,
     UnavailableError,
 )
 from tests.encoder.calls import Caller
@@ -80,6 +84,44 @@ async def test_unsound_embedding_is_refused_and_never_cached(
     assert encoder.stats().used_bytes == 0
     watched.bend = lambda embedding: embedding
     assert (await caller.encode(encoder, file(0))).hits == [False]
+
+
+async def test_a_cached_embedding_of_the_wrong_shape_is_refused_on_a_hit(
+    make_encoder: MakeEncoder, caller: Caller
+) -> None:
+    encoder = await make_encoder()
+    answer = await caller.encode(encoder, file(0))
+    encoder.release(answer.handle_ids, settled=True)
+    entry = encoder._store.cache.find(answer.planned[0].handle.digest)
+    assert entry is not None
+    sound = entry.spec
+    for shape in ((15, 128), (16, 64)):
+        entry.spec = dataclasses.replace(sound, shape=shape)
+        with pytest.raises(InternalError, match=r"expected \(16, 128\)"):
+            await caller.encode(encoder, file(0))
+        assert encoder.stats().open_leases == 0
+    entry.spec = sound
+
+
+@pytest.mark.parametrize("fault", [None, RuntimeError("boom")])
+async def test_who_waits_for_a_handle_hears_of_its_end(
+    make_encoder: MakeEncoder, caller: Caller, watched: Watched, fault: Exception | None
+) -> None:
+    encoder = await make_encoder(watched)
+    watched.gate.clear()
+    watched.fault = fault
+    async with aclosing(encoder.encode(caller.images([file(0)]))) as events:
+        planned = await anext(events)
+        assert isinstance(planned, ImagePlanned)
+        handle_id = planned.handle.handle_id
+        waits = [asyncio.create_task(encoder.await_ready(handle_id)) for _ in range(3)]
+        await until(lambda: bool(watched.calls))
+        assert not any(wait.done() for wait in waits)
+        watched.gate.set()
+        ends = await asyncio.gather(*waits, return_exceptions=True)
+        assert [type(end) for end in ends] == [type(None) if fault is None else InternalError] * 3
+    with pytest.raises(NotFoundError):
+        await encoder.await_ready(handle_id)
 
 
 async def test_one_failing_image_does_not_take_its_batch_neighbours_down(
