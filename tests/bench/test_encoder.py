@@ -17,6 +17,7 @@ def last_line(*arguments: str) -> dict[str, object]:
     return result
 
 
+@pytest.mark.full
 def test_encoder_cache_tells_reuse_hits_and_rates() -> None:
     result = last_line(*("encoder_cache", "--rounds=1", "--calls=5", "--requests=500", "--depth=1"))
     assert 0 < result["ttft_80pct_reuse_over_off"] < 10
