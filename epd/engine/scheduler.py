@@ -89,7 +89,10 @@ class Scheduler:
         budget -= decodes
         if decodes:
             budget = self.chunk_limit.tokens(budget)
-        budget -= self._schedule_chunks(plan, budget)
+        prompts = [sequence for sequence in self._running if sequence.is_prefilling]
+        if prompts and prompts[0].remaining_len > budget:
+            budget -= self._schedule_overtakers(plan, budget // 2)
+        budget -= self._schedule_chunks(prompts, plan, budget)
         while budget > 0 and self._admit_waiting(plan):
             budget -= self._schedule_chunk(self._running[-1], plan, budget)
         plan.runs.sort(key=lambda run: run.end - run.start > 1)
@@ -159,10 +162,28 @@ class Scheduler:
             return self._arrived[-1]
         return next((s for s in reversed(self._running[1:]) if s.grows), None)
 
-    def _schedule_chunks(self, plan: StepPlan, budget: int) -> int:
+    def _schedule_overtakers(self, plan: StepPlan, budget: int) -> int:
+        """Waiting prompts that are done in this step, so that they do not sit out a long one.
+
+        Only these: long prompts one after another find each other's prefix, side by side they
+        compute it twice. The head of the queue loses neither memory nor its place to them.
+        """
         spent = 0
-        for sequence in self._running:
-            if sequence.is_prefilling and spent < budget:
+        for sequence in list(self._waiting):
+            if len(self._running) + 1 >= self._config.max_running:
+                break
+            if sequence.prompt_len <= budget - spent:
+                head = self._waiting[0]
+                kept = 0 if head is sequence else self._blocks_of(head)
+                if not self._try_admit(sequence, plan, self.headroom + kept):
+                    break
+                spent += self._schedule_chunk(sequence, plan, budget - spent)
+        return spent
+
+    def _schedule_chunks(self, prompts: list[Sequence], plan: StepPlan, budget: int) -> int:
+        spent = 0
+        for sequence in prompts:
+            if spent < budget:
                 spent += self._schedule_chunk(sequence, plan, budget - spent)
         return spent
 
@@ -184,7 +205,10 @@ class Scheduler:
         """Admits the head of the queue; False when there is none or it has to go on waiting."""
         if not self._waiting or len(self._running) >= self._config.max_running:
             return False
-        sequence = self._waiting[0]
+        return self._try_admit(self._waiting[0], plan, self.headroom)
+
+    def _try_admit(self, sequence: Sequence, plan: StepPlan, keep_free: int) -> bool:
+        """Admits a waiting sequence unless fewer than ``keep_free`` blocks would remain."""
         block_size = self._pool.block_size
         cached: list[int] = []
         if self._pool.enable_prefix_cache:
@@ -192,8 +216,7 @@ class Scheduler:
             # The last token is always computed: its logits are needed.
             usable = sequence.hashes[: (sequence.prompt_len - 1) // block_size]
             cached = self._pool.match_prefix(usable)
-        missing = -(-sequence.prompt_len // block_size) - len(cached)
-        fresh = self._pool.allocate(missing, keep_free=self.headroom)
+        fresh = self._pool.allocate(self._blocks_of(sequence) - len(cached), keep_free=keep_free)
         if fresh is None:
             self._pool.free(cached)
             return False
@@ -202,8 +225,12 @@ class Scheduler:
             self.prefix_cache_hits += len(cached) * block_size
         sequence.block_ids = cached + fresh
         sequence.computed_len = sequence.cached_len = len(cached) * block_size
-        self._admit(self._waiting.popleft(), plan)
+        self._waiting.remove(sequence)
+        self._admit(sequence, plan)
         return True
+
+    def _blocks_of(self, sequence: Sequence) -> int:
+        return -(-sequence.prompt_len // self._pool.block_size)
 
     def _admit(self, sequence: Sequence, plan: StepPlan) -> None:
         sequence.state = SequenceState.RUNNING

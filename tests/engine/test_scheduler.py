@@ -1,7 +1,9 @@
 """The scheduler alone, without a model: bounds, fairness and accounts under random load."""
 
 import dataclasses
+import itertools
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -152,6 +154,112 @@ def test_a_failed_admission_gives_the_matched_prefix_back() -> None:
     assert held is not None
     pool.free(held)
     assert pool.num_free == 4
+
+
+def steps_until_computed(
+    scheduler: Scheduler, awaited: Sequence, arrivals: Iterator[Sequence]
+) -> int:
+    """Steps until a prompt is computed while another one arrives before each of them."""
+    for step in range(1, 1000):
+        scheduler.add(next(arrivals))
+        plan = scheduler.schedule()
+        assert sum(lengths(plan).values()) <= CONFIG.token_budget
+        finish_step(scheduler, plan)
+        for run in plan.runs:
+            scheduler.release(run.sequence)
+        if awaited.computed_len >= awaited.prompt_len:
+            return step
+    raise AssertionError("starved")
+
+
+def prompts_of(length: int) -> Iterator[Sequence]:
+    for number in itertools.count():
+        yield sequence(f"{number} is new", length, RequestMode.PREFILL_ONLY)
+
+
+def test_a_stream_of_short_prompts_does_not_starve_a_long_one() -> None:
+    """Half of each step of 12 tokens is the long one's: 4 in whole blocks, beside any load."""
+    scheduler, pool = make(num_blocks=64, prefix_cache=False)
+    long = sequence("long", 120, RequestMode.PREFILL_ONLY)
+    scheduler.add(long)
+    assert steps_until_computed(scheduler, long, prompts_of(6)) <= 120 // 4
+    pool.check_integrity()
+
+
+@pytest.mark.parametrize("length", [40, 120])
+def test_a_stream_of_long_prompts_does_not_starve_a_short_one(length: int) -> None:
+    """It overtakes those that wait, in the half of the step that the oldest leaves."""
+    scheduler, pool = make(num_blocks=400, max_running=8, prefix_cache=False)
+    arrivals = prompts_of(length)
+    for _ in range(3):
+        scheduler.add(next(arrivals))
+        finish_step(scheduler, scheduler.schedule())
+    short = sequence("short", 5, RequestMode.PREFILL_ONLY)
+    scheduler.add(short)
+    assert steps_until_computed(scheduler, short, arrivals) <= 2
+    pool.check_integrity()
+
+
+def test_a_short_prompt_does_not_sit_out_a_long_one() -> None:
+    scheduler, _ = make(num_blocks=200, prefix_cache=False)
+    long, short = (sequence(n, s, RequestMode.PREFILL_ONLY) for n, s in (("l", 600), ("s", 5)))
+    scheduler.add(long)
+    finish_step(scheduler, scheduler.schedule())
+    scheduler.add(short)
+    plan = scheduler.schedule()
+    assert lengths(plan) == {"s": 5, "l": 4}
+    finish_step(scheduler, plan)
+    assert lengths(scheduler.schedule()) == {"l": 12}, "alone again it has the whole step"
+
+
+def test_long_prompts_of_one_prefix_follow_each_other_and_compute_it_once() -> None:
+    scheduler, _ = make(num_blocks=200)
+    prompts = [sequence(f"same {number}", 100, RequestMode.PREFILL_ONLY) for number in range(3)]
+    for one in prompts:
+        scheduler.add(one)
+    computed = 0
+    while any(one.computed_len < one.prompt_len for one in prompts):
+        plan = scheduler.schedule()
+        computed += sum(lengths(plan).values())
+        finish_step(scheduler, plan)
+    assert computed < 100 + 2 * 12
+
+
+def test_who_overtakes_takes_no_memory_that_the_head_of_the_queue_needs() -> None:
+    """30 blocks: the running prompt has 20, the head needs 8, so 2 are left for two overtakers."""
+    scheduler, pool = make(num_blocks=30, headroom_blocks=0, max_running=8, prefix_cache=False)
+    running, head, *short = (
+        sequence(name, length, RequestMode.PREFILL_ONLY)
+        for name, length in (("r", 80), ("head", 32), ("x", 2), ("y", 2), ("z", 2))
+    )
+    scheduler.add(running)
+    finish_step(scheduler, scheduler.schedule())
+    for one in (head, *short):
+        scheduler.add(one)
+    finish_step(scheduler, plan := scheduler.schedule())
+    assert plan.admitted == short[:2]
+    assert head.state is SequenceState.WAITING
+    assert pool.num_free == 8
+
+
+def test_running_requests_get_a_token_in_every_step_of_a_long_prompt() -> None:
+    """Unified: decode waits for a chunk at most, never for a prompt."""
+    scheduler, pool = make(num_blocks=200, prefix_cache=False)
+    decoding = [sequence(name, 3) for name in ("a", "b")]
+    for one in decoding:
+        scheduler.add(one)
+    finish_step(scheduler, scheduler.schedule())
+    scheduler.add(long := sequence("long", 300))
+    steps = 0
+    while long.computed_len < long.prompt_len:
+        plan = scheduler.schedule()
+        found = lengths(plan)
+        assert (found["a"], found["b"]) == (1, 1)
+        assert sum(found.values()) <= CONFIG.token_budget
+        finish_step(scheduler, plan)
+        steps += 1
+    assert steps == -(-300 // 8), "8 of the 10 tokens that decode leaves are whole blocks"
+    pool.check_integrity()
 
 
 @pytest.mark.parametrize(
