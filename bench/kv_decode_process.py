@@ -30,7 +30,7 @@ class DecodeProcess:
         self._kv = SyntheticKv(num_blocks)
         slots = SealSlots(64)
         memory = ((self._kv.memory.segment, "DRAM"), (slots.segment, "DRAM"))
-        self._agent = open_endpoint("nixl", "decode", uuid.uuid4().hex, memory)
+        self._agent = open_endpoint(("nixl",), "decode", uuid.uuid4().hex, memory)
         self._raw = RawNixl("raw-decode", self._kv.memory.segment, self._agent.config.poll_s)
         config = ReceiverConfig(leases=LeaseConfig(peer_share=1.0))
         self._receiver = KvReceiver(self._kv.pool, self._kv.layout, self._agent, slots, config)

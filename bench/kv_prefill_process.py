@@ -31,7 +31,7 @@ class PrefillProcess:
         self._kv = SyntheticKv(num_blocks)
         slots = SealSlots(64)
         memory = ((self._kv.memory.segment, "DRAM"), (slots.segment, "DRAM"))
-        self._agent = open_endpoint("nixl", "prefill", uuid.uuid4().hex, memory)
+        self._agent = open_endpoint(("nixl",), "prefill", uuid.uuid4().hex, memory)
         self._raw = RawNixl("raw-prefill", self._kv.memory.segment, self._agent.config.poll_s)
         self._sender = KvSender(self._agent, self._kv.layout, slots)
         self._kv.fill(0)

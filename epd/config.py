@@ -175,7 +175,8 @@ def _bare_type(hint: Any) -> tuple[type, bool, tuple[str, ...]]:
         (inner,) = [argument for argument in arguments if argument is not type(None)]
         return _bare_type(inner)
     if origin is tuple:
-        return _bare_type(arguments[0])[0], True, ()
+        bare, _, choices = _bare_type(arguments[0])
+        return bare, True, choices
     if origin is typing.Literal:
         return str, False, arguments
     assert hint in (str, int, float, bool, Path), f"no option can have the type {hint}"

@@ -90,6 +90,12 @@ class LayoutMismatchError(EpdError):
     default_reason = "LAYOUT_MISMATCH"
 
 
+class TransportMismatchError(LayoutMismatchError):
+    """Two workers have no transport in common; the message names both lists."""
+
+    default_reason = "TRANSPORT_MISMATCH"
+
+
 class RetryableError(EpdError):
     """Base of errors that carry RetryInfo: ``retry_after_s`` seconds from now it may work."""
 

@@ -90,7 +90,7 @@ def status_table(workers: list[WorkerReport]) -> Table:
             str(load.waiting_requests) if load else "?",
             _blocks(load) if load else "?",
             _embeddings(load) if load else "?",
-            info.agent.transport if info else "?",
+            ", ".join(one.transport for one in info.agents) if info else "?",
         )
     return table
 

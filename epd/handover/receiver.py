@@ -18,6 +18,7 @@ from epd.errors import (
 from epd.handover.arrivals import Arrivals
 from epd.handover.control import Reservation
 from epd.handover.lease import Lease, LeaseState
+from epd.handover.lease_plans import LeasePlans
 from epd.handover.leases import LeaseTable
 from epd.handover.receiver_config import ReceiverConfig
 from epd.handover.reserve_queue import ReserveQueue
@@ -75,6 +76,7 @@ class KvReceiver:
         self._verifier = verifier
         self._agent = agent
         self._slots = slots
+        self._plans = LeasePlans(agent, layout, slots)
         self._queue = ReserveQueue(self.config.max_waiting, self.config.reserve_timeout_s)
         self.arrivals = Arrivals(self.leases, slots, self._on_complete)
         self._waiting: dict[str, asyncio.Future[Lease]] = {}
@@ -109,11 +111,13 @@ class KvReceiver:
     def peer_arrived(self, peer: AgentDescriptor) -> None:
         """A prefill process is paired and may reserve."""
         self.arrivals.agent_names[peer.instance_id] = peer.agent_name
+        self._plans.peer_arrived(peer)
         self.leases.peer_arrived(peer.instance_id)
 
     def peer_gone(self, instance_id: str) -> None:
         """A prefill process is gone: its transfers fail, its memory is free after the hold time."""
         self.arrivals.agent_names.pop(instance_id, None)
+        self._plans.peer_gone(instance_id)
         error = UnavailableError(f"prefill instance {instance_id} is gone", reason="PEER_LOST")
         self._queue.drop_peer(instance_id, error)
         self.leases.peer_gone(instance_id)
@@ -153,9 +157,11 @@ class KvReceiver:
                 granted = self.leases.grant(transfer_id, sender_instance_id, count, block_hashes)
                 if granted is not None and known is None:
                     self._agent.announce()  # withdrawn when it is sealed or ends
+                    self._plans.begin(granted)
                 return granted
 
             lease = await self._queue.wait(transfer_id, sender_instance_id, grant)
+        await self._plans.in_force(lease)
         return Reservation(
             transfer_id,
             lease.generation,
@@ -264,6 +270,7 @@ class KvReceiver:
 
     def _on_complete(self, lease: Lease) -> None:
         self._agent.withdraw()
+        self._plans.end(lease)
         waiter = self._waiting.get(lease.transfer_id)
         if waiter is not None and not waiter.done():
             waiter.set_result(lease)
@@ -271,6 +278,7 @@ class KvReceiver:
     def _on_end(self, lease: Lease, error: EpdError) -> None:
         if lease.state is not LeaseState.SEALED:
             self._agent.withdraw()
+            self._plans.end(lease)
         self._wake(lease.transfer_id, error)
 
     def _wake(self, transfer_id: str, error: EpdError) -> None:

@@ -2,6 +2,7 @@
 
 import collections
 import ctypes
+import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ class LocalFabric:
         # Held during each copy: a closing peer's memory outlives every copy into it.
         self.lock = threading.Lock()
         self.members: dict[str, LocalBackend] = {}
+        #: Distinguishes this fabric from those of other processes.
+        self.token = secrets.token_bytes(16)
 
 
 class _Copied(TransferHandle):
@@ -59,7 +62,7 @@ class LocalBackend(TransferBackend):
 
     def descriptor(self) -> AgentDescriptor:
         return AgentDescriptor(
-            self._instance_id, self._agent_name, self.name, b"", self._memory_kind
+            self._instance_id, self._agent_name, self.name, self._fabric.token, self._memory_kind
         )
 
     def add_peer(self, peer: AgentDescriptor) -> None:

@@ -33,11 +33,13 @@ _STATES = {
 class NixlOptions:
     """How NIXL is set up.
 
-    ``error_mode`` is UCX's error handling: ``peer`` notices a dead peer, ``none`` is quicker to
-    connect and does not. ``progress_thread`` lets NIXL spin on a core of its own: right for a GPU
-    node, ruinous on a small machine; without it progress is made when the agent polls.
+    ``backend`` is UCX or LIBFABRIC. ``error_mode`` is UCX's error handling: ``peer`` notices a dead
+    peer, ``none`` is quicker to connect and does not. ``progress_thread`` lets NIXL spin on a core
+    of its own: right for a GPU node, ruinous on a small machine; without it progress is made when
+    the agent polls.
     """
 
+    backend: str = "UCX"
     error_mode: str = "peer"
     progress_thread: bool = False
 
@@ -88,7 +90,14 @@ class NixlBackend(TransferBackend):
             sync_mode=nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_RW,
         )
         self._agent = nixl.nixl_agent(agent_name, config)
-        self._agent.create_backend("UCX", {"ucx_error_handling_mode": options.error_mode})
+        ucx = {"ucx_error_handling_mode": options.error_mode}
+        try:
+            self._agent.create_backend(options.backend, ucx if options.backend == "UCX" else {})
+        except self._errors as error:
+            raise UnavailableError(
+                f"NIXL cannot start its backend {options.backend}: {error!r}"
+            ) from error
+        self._libraries = [options.backend]
         self._agent_name = agent_name
         self._instance_id = instance_id
         self._registered: list[tuple[Segment, str, Any]] = []
@@ -99,7 +108,7 @@ class NixlBackend(TransferBackend):
     def register(self, segment: Segment, memory_kind: str) -> None:
         row = (segment.address, segment.length, segment.device_id, "")
         try:
-            descriptors = self._agent.register_memory([row], memory_kind, backends=["UCX"])
+            descriptors = self._agent.register_memory([row], memory_kind, backends=self._libraries)
         except self._errors as error:
             raise TransferFailedError(f"NIXL cannot register {segment}: {error!r}") from error
         assert descriptors is not None
@@ -195,7 +204,7 @@ class NixlBackend(TransferBackend):
             self.remove_peer(name)
         for _, _, descriptors in self._registered:
             try:
-                self._agent.deregister_memory(descriptors, backends=["UCX"])
+                self._agent.deregister_memory(descriptors, backends=self._libraries)
             except self._errors as error:
                 log.warning("NIXL cannot deregister memory: %r", error)
         self._registered.clear()
@@ -256,7 +265,7 @@ class NixlBackend(TransferBackend):
                     self._descriptors(remote, kind),
                     agent_name,
                     notice,
-                    backends=["UCX"],
+                    backends=self._libraries,
                 )
             except self._errors as error:
                 refused = refused or error

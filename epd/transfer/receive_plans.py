@@ -1,35 +1,32 @@
 """Which memory each peer may WRITE to now, on transports whose receiving end takes part."""
 
-import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from epd.errors import TransferFailedError
 from epd.transfer.base import ReceivePlan, Segment
+from epd.transfer.segments import Column, Rows, SegmentArray
 
 
 @dataclass(frozen=True)
 class _Spans:
-    """Ranges of one device, sorted, never adjacent: begins and ends."""
+    """Ranges of one device, sorted and never adjacent: where they begin and end."""
 
-    begins: list[int]
-    ends: list[int]
+    begins: Column
+    ends: Column
 
     @classmethod
-    def of(cls, segments: Iterable[Segment]) -> "_Spans":
-        begins: list[int] = []
-        ends: list[int] = []
-        for begin, length in sorted((one.address, one.length) for one in segments):
-            if ends and begin <= ends[-1]:
-                ends[-1] = max(ends[-1], begin + length)
-            else:
-                begins.append(begin)
-                ends.append(begin + length)
-        return cls(begins, ends)
+    def of(cls, rows: Rows) -> "_Spans":
+        rows = rows[np.argsort(rows[:, 0])]
+        begins, ends = rows[:, 0], np.maximum.accumulate(rows[:, 0] + rows[:, 1])
+        first = np.append(True, begins[1:] > ends[:-1])
+        return cls(begins[first], ends[np.append(first[1:], True)])
 
-    def hold(self, segment: Segment) -> bool:
-        index = bisect.bisect_right(self.begins, segment.address) - 1
-        return index >= 0 and segment.address + segment.length <= self.ends[index]
+    def hold(self, rows: Rows) -> bool:
+        index = np.searchsorted(self.begins, rows[:, 0], side="right") - 1
+        return bool(np.all((index >= 0) & (rows[:, 0] + rows[:, 1] <= self.ends[index])))
 
 
 class ReceivePlans:
@@ -40,10 +37,10 @@ class ReceivePlans:
 
     def add(self, plan: ReceivePlan) -> None:
         """From now on the peer may WRITE there."""
-        by_device: dict[int, list[Segment]] = {}
-        for segment in plan.segments:
-            by_device.setdefault(segment.device_id, []).append(segment)
-        spans = {device: _Spans.of(segments) for device, segments in by_device.items()}
+        rows = SegmentArray.of(plan.segments).rows
+        spans = {
+            int(device): _Spans.of(rows[rows[:, 2] == device]) for device in np.unique(rows[:, 2])
+        }
         self._plans[plan.plan_id] = (plan.agent_name, spans)
 
     def remove(self, plan_id: int) -> None:
@@ -56,9 +53,12 @@ class ReceivePlans:
         Raises:
             TransferFailedError: it may not write there (any more).
         """
+        rows = SegmentArray.of(segments).rows
+        devices = [int(device) for device in np.unique(rows[:, 2])]
         for plan_id, (name, spans) in self._plans.items():
             if name == agent_name and all(
-                one.device_id in spans and spans[one.device_id].hold(one) for one in segments
+                device in spans and spans[device].hold(rows[rows[:, 2] == device])
+                for device in devices
             ):
                 return plan_id
         raise TransferFailedError(f"{agent_name} holds no reservation for this WRITE")

@@ -1,5 +1,7 @@
 """Segments and transfer endpoints on the wire."""
 
+from collections.abc import Iterable
+
 from epd.transfer.base import AgentDescriptor, Segment
 from epd.v1 import common_pb2
 
@@ -36,3 +38,15 @@ def agent_from_proto(message: common_pb2.AgentDescriptor) -> AgentDescriptor:
         metadata=message.metadata,
         memory_kind=message.memory_kind,
     )
+
+
+def agents_to_proto(agents: Iterable[AgentDescriptor]) -> list[common_pb2.AgentDescriptor]:
+    """The wire form of a process's endpoints, the preferred transport first."""
+    return [agent_to_proto(agent) for agent in agents]
+
+
+def agents_from_proto(
+    messages: Iterable[common_pb2.AgentDescriptor],
+) -> list[AgentDescriptor]:
+    """The endpoints of a process."""
+    return [agent_from_proto(message) for message in messages]

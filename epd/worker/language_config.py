@@ -1,12 +1,13 @@
 """Settings of a worker that runs the language half of a model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from epd.config import option
 from epd.engine.engine_config import EngineConfig
 from epd.engine.kv_layout import KvLayout
+from epd.worker.transfer_config import TransferConfig
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class LanguageConfig:
     )
     native: bool = option(True, help="native CPU kernels where they fit model and machine")
     prefix_cache: bool = option(True, help="keep finished KV blocks findable by content")
-    transport: Literal["nixl", "local"] = option("nixl", help="transfer backend")
+    transfer: TransferConfig = field(default_factory=TransferConfig)
 
     @property
     def served_name(self) -> str:

@@ -1,7 +1,7 @@
 """What a language worker tells about itself: identity, load, prefix cache, gauges."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from epd.engine.block_pool import BlockPool
 from epd.engine.engine import Engine
@@ -12,7 +12,7 @@ from epd.telemetry.setup import metadata_version
 from epd.transfer.base import AgentDescriptor
 from epd.v1 import worker_pb2
 from epd.wire.kv_layout import layout_to_proto
-from epd.wire.transfer import agent_to_proto
+from epd.wire.transfer import agents_to_proto
 
 #: Look at the prefix cache this often for followers; nobody waits for these events.
 KV_EVENTS_PERIOD_S = 0.1
@@ -21,17 +21,17 @@ KV_EVENT_HASHES = 16_384
 
 
 def language_info(
-    engine: Engine, agent: AgentDescriptor, model_name: str
+    engine: Engine, agents: Sequence[AgentDescriptor], model_name: str
 ) -> worker_pb2.GetInfoResponse:
     """The part of GetInfo that both language roles share."""
     return worker_pb2.GetInfoResponse(
-        instance_id=agent.instance_id,
+        instance_id=agents[0].instance_id,
         version=metadata_version(),
         model_name=model_name,
         model_digest=engine.kv_cache.layout.model_digest,
         context_length=engine.max_context,
         kv_layout=layout_to_proto(engine.kv_cache.layout),
-        agent=agent_to_proto(agent),
+        agents=agents_to_proto(agents),
         accepts_images=engine.family.accepts_images,
     )
 

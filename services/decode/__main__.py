@@ -37,14 +37,17 @@ async def application(config: DecodeConfig, context: ServiceContext) -> AsyncIte
     engine, pool, layout = AsyncEngine(loaded), loaded.pool, loaded.kv_cache.layout
     checksum = config.receive.kv_checksum
     slots = SealSlots(config.receive.max_transfers, layout.layer_count if checksum else 0)
+    transfer = config.language.transfer
+    options = await asyncio.to_thread(transfer.options, context.server.address)
     agent = await asyncio.to_thread(
         open_endpoint,
-        config.language.transport,
+        transfer.transport,
         context.role,
         context.instance_id,
         [*kv_memory(loaded), (slots.segment, "DRAM")],
+        options=options,
     )
-    descriptor = await asyncio.to_thread(agent.descriptor)
+    descriptors = await asyncio.to_thread(agent.descriptors)
     receiver = KvReceiver(
         pool,
         layout,
@@ -65,7 +68,7 @@ async def application(config: DecodeConfig, context: ServiceContext) -> AsyncIte
 
     receive = config.receive
     pairings = Pairings(
-        PairingTerms(descriptor, layout, receive.pair_heartbeat_s, receive.pair_silence_s),
+        PairingTerms(descriptors, layout, receive.pair_heartbeat_s, receive.pair_silence_s),
         join,
         leave,
     )
@@ -93,7 +96,7 @@ async def application(config: DecodeConfig, context: ServiceContext) -> AsyncIte
                     context.telemetry.tracer,
                     max_buffered_tokens=config.stream_buffer_tokens,
                 )
-            report = DecodeReport(config, context, descriptor, loaded, receiver, encoder)
+            report = DecodeReport(config, context, descriptors, loaded, receiver, encoder)
             observe(context.telemetry.meter, report.readings(count_held_parameters()))
             worker = WorkerServicer(
                 report.info,

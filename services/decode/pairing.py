@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -11,9 +11,10 @@ import grpc
 from epd.engine.kv_layout import KvLayout, check_compatible
 from epd.errors import InvalidRequestError, NotFoundError, UnavailableError
 from epd.transfer.base import AgentDescriptor
+from epd.transfer.negotiation import negotiate
 from epd.v1 import decode_pb2
 from epd.wire.kv_layout import layout_from_proto, layout_to_proto
-from epd.wire.transfer import agent_from_proto, agent_to_proto
+from epd.wire.transfer import agents_from_proto, agents_to_proto
 
 PairContext: TypeAlias = "grpc.aio.ServicerContext[decode_pb2.PairRequest, decode_pb2.PairResponse]"
 
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 class PairingTerms:
     """This side of every pair, and its bounds in seconds."""
 
-    agent: AgentDescriptor
+    agents: Sequence[AgentDescriptor]
     layout: KvLayout
     heartbeat_s: float
     silence_s: float
@@ -86,7 +87,7 @@ class Pairings:
 
         Raises:
             InvalidRequestError: the first message is no hello.
-            LayoutMismatchError: the KV layouts do not fit; both values are named.
+            LayoutMismatchError: KV layouts or transports do not fit; both values are named.
             UnavailableError: no hello came, the peer fell silent or has paired anew.
         """
         agent = await self._greet(context)
@@ -115,16 +116,17 @@ class Pairings:
                 hello = await context.read()
         except TimeoutError:
             raise UnavailableError(f"no hello within {self._terms.silence_s} s") from None
-        if not isinstance(hello, decode_pb2.PairRequest) or not hello.HasField("agent"):
-            raise InvalidRequestError("the first message must name an agent", field="agent")
+        if not isinstance(hello, decode_pb2.PairRequest) or not hello.agents:
+            raise InvalidRequestError("the first message must name an agent", field="agents")
         check_compatible(self._terms.layout, layout_from_proto(hello.kv_layout))
-        return agent_from_proto(hello.agent)
+        agent, _ = negotiate(agents_from_proto(hello.agents), self._terms.agents)
+        return agent
 
     async def _converse(self, context: PairContext, stream: _Stream) -> None:
         """Answers the hello and exchanges heartbeats until one side has enough."""
         await context.write(
             decode_pb2.PairResponse(
-                agent=agent_to_proto(self._terms.agent),
+                agents=agents_to_proto(self._terms.agents),
                 kv_layout=layout_to_proto(self._terms.layout),
             )
         )

@@ -1,6 +1,6 @@
 """What a decode worker tells about itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from epd.encoding.encoder import Encoder
 from epd.engine.engine import Engine
@@ -21,7 +21,7 @@ class DecodeReport:
         self,
         config: DecodeConfig,
         context: ServiceContext,
-        agent: AgentDescriptor,
+        agents: Sequence[AgentDescriptor],
         engine: Engine,
         receiver: KvReceiver,
         encoder: Encoder | None,
@@ -29,14 +29,14 @@ class DecodeReport:
         """``encoder`` is a unified worker's own."""
         self._config = config
         self._context = context
-        self._agent = agent
+        self._agents = agents
         self._engine = engine
         self._receiver = receiver
         self._encoder = encoder
 
     def info(self) -> worker_pb2.GetInfoResponse:
         """The answer of GetInfo."""
-        info = language_info(self._engine, self._agent, self._config.language.served_name)
+        info = language_info(self._engine, self._agents, self._config.language.served_name)
         info.role = worker_pb2.WORKER_ROLE_DECODE
         info.metrics_address = self._context.telemetry.metrics_address
         info.unified = self._config.unified
@@ -48,7 +48,7 @@ class DecodeReport:
     def load(self) -> worker_pb2.WatchLoadResponse:
         """The load now."""
         load = block_load(self._engine.stats())
-        load.instance_id = self._agent.instance_id
+        load.instance_id = self._context.instance_id
         load.waiting_requests += self._receiver.waiting_reservations
         load.open_transfers = self._open_transfers()
         if self._encoder is not None:

@@ -44,19 +44,21 @@ async def encoder_application(
         stack.push_async_callback(encoder.stop)
         await encoder.start()
 
+        options = await asyncio.to_thread(config.transfer.options, server.address)
         agent = await asyncio.to_thread(
             open_endpoint,
-            config.transport,
+            config.transfer.transport,
             "encoder",
             context.instance_id,
             [(encoder.memory, "DRAM")],
+            options=options,
         )
         stack.push_async_callback(asyncio.to_thread, agent.stop)
         agent.on_death(upkeep.thread_death("the transfer agent"))
         encoder.watch(ReadAnnouncer(agent, lambda: encoder.readable).update)
 
-        descriptor = await asyncio.to_thread(agent.descriptor)
-        info = encoder_info(config, parts, descriptor, telemetry.metrics_address)
+        descriptors = await asyncio.to_thread(agent.descriptors)
+        info = encoder_info(config, parts, descriptors, telemetry.metrics_address)
         worker = WorkerServicer(
             lambda: info,
             lambda: encoder_load(encoder.stats(), context.instance_id, draining=server.draining),
@@ -66,7 +68,7 @@ async def encoder_application(
         observe(telemetry.meter, encoder_readings(encoder.stats, count_held_parameters()))
 
         servicer = EncoderServicer(
-            encoder, EncodeResponses(descriptor, server.address), telemetry.tracer
+            encoder, EncodeResponses(descriptors, server.address), telemetry.tracer
         )
         encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, server.handlers)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, server.handlers)

@@ -1,12 +1,13 @@
 """Settings of the encoder service."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from epd.config import option
 from epd.encoding.encoding_config import EncodingConfig
 from epd.rpc.server_config import ServerConfig
+from epd.worker.transfer_config import TransferConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,7 @@ class EncoderConfig(ServerConfig):
     )
     device: str = option("cpu", help="torch device")
     threads: int = option(1, help="torch threads of the vision tower", minimum=1)
-    transport: Literal["nixl", "local"] = option("nixl", help="transfer backend")
+    transfer: TransferConfig = field(default_factory=TransferConfig)
     encoding: EncodingConfig
 
     @property

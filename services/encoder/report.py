@@ -1,30 +1,33 @@
 """What the encoder tells about itself: identity, load, metrics."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from epd.encoding.encoder_stats import EncoderStats
 from epd.telemetry import semconv as names
 from epd.telemetry.setup import metadata_version
 from epd.transfer.base import AgentDescriptor
 from epd.v1 import worker_pb2
-from epd.wire.transfer import agent_to_proto
+from epd.wire.transfer import agents_to_proto
 from services.encoder.config import EncoderConfig
 from services.encoder.vision_parts import VisionParts
 
 
 def encoder_info(
-    config: EncoderConfig, parts: VisionParts, agent: AgentDescriptor, metrics_address: str
+    config: EncoderConfig,
+    parts: VisionParts,
+    agents: Sequence[AgentDescriptor],
+    metrics_address: str,
 ) -> worker_pb2.GetInfoResponse:
     """The answer of GetInfo."""
     return worker_pb2.GetInfoResponse(
         role=worker_pb2.WORKER_ROLE_ENCODER,
-        instance_id=agent.instance_id,
+        instance_id=agents[0].instance_id,
         version=metadata_version(),
         model_name=config.served_name,
         model_digest=parts.model_digest,
         processor_digest=config.encoding.processor_digest(parts.family),
         context_length=parts.family.context_length,
-        agent=agent_to_proto(agent),
+        agents=agents_to_proto(agents),
         metrics_address=metrics_address,
         accepts_images=True,
         max_images=config.encoding.max_images,

@@ -14,7 +14,7 @@ from epd.errors import InvalidRequestError
 from epd.transfer.base import AgentDescriptor
 from epd.v1 import common_pb2, encoder_pb2
 from epd.wire.timings import timings_to_proto
-from epd.wire.transfer import agent_to_proto, segment_to_proto
+from epd.wire.transfer import agents_to_proto, segment_to_proto
 
 
 def images_from_proto(request: encoder_pb2.EncodeRequest) -> list[ImageInput]:
@@ -35,12 +35,12 @@ class EncodeResponses:
     """Writes the events of Encode; handles say which process they belong to.
 
     Args:
-        agent: Transfer endpoint with the embedding memory.
+        agents: Transfer endpoints with the embedding memory.
         address: gRPC address for Renew and Release.
     """
 
-    def __init__(self, agent: AgentDescriptor, address: str) -> None:
-        self._agent = agent_to_proto(agent)
+    def __init__(self, agents: Sequence[AgentDescriptor], address: str) -> None:
+        self._agents = agents_to_proto(agents)
         self._address = address
 
     def to_proto(self, event: EncodeEvent, service_ns: int) -> encoder_pb2.EncodeResponse:
@@ -65,7 +65,7 @@ class EncodeResponses:
     def _handle(self, handle: EmbeddingHandle) -> common_pb2.EmbeddingHandle:
         return common_pb2.EmbeddingHandle(
             handle_id=handle.handle_id,
-            agent=self._agent,
+            agents=self._agents,
             digest=handle.digest,
             segments=[segment_to_proto(handle.segment)],
             byte_count=handle.spec.byte_count,

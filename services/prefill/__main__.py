@@ -57,9 +57,11 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
     # Some wait for their last WRITE to end.
     slots = SealSlots(2 * language.max_running, layout.layer_count)
     scratch = HostBuffer(pairing.probe_bytes)
+    transfer = language.transfer
+    options = await asyncio.to_thread(transfer.options, context.server.address)
     agent = await asyncio.to_thread(
         open_endpoint,
-        language.transport,
+        transfer.transport,
         context.role,
         context.instance_id,
         [
@@ -67,8 +69,9 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
             *((one, "DRAM") for one in (memory.segment, slots.segment, scratch.segment)),
         ],
         faults,
+        options,
     )
-    descriptor = await asyncio.to_thread(agent.descriptor)
+    descriptors = await asyncio.to_thread(agent.descriptors)
     sender = KvSender(agent, layout, slots, _sender_config(config), loaded.kv_cache.read_block)
     channels = ChannelPool(context.telemetry)
     # Encoders are met in requests only, so nobody says when one is gone for good.
@@ -81,7 +84,7 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
         return GrpcEncoderControl(stub, pairing.control_timeout_s, config.encode_timeout_s)
 
     push_peers = PushPeers(agent, sender, scratch.segment, pairing.expect_rdma)
-    terms = PairingTerms(descriptor, layout, pairing)
+    terms = PairingTerms(descriptors, layout, pairing)
 
     def link(address: str) -> PeerLink:
         stub = decode_pb2_grpc.DecodeServiceStub(channels.get(address))
@@ -103,7 +106,7 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
     pipeline = PrefillPipeline(
         admission, peers, embeddings, Computation(engine, embeddings), sender, metrics
     )
-    report = PrefillReport(config, context, descriptor, loaded, admission, memory, sender)
+    report = PrefillReport(config, context, descriptors, loaded, admission, memory, sender)
     try:
         async with Upkeep(context.server) as upkeep:
             agent.on_death(upkeep.thread_death("the transfer agent"))
@@ -120,7 +123,7 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
             )
             handlers = context.server.handlers
             worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, handlers)
-            servicer = PrefillServicer(pipeline, context.telemetry.tracer)
+            servicer = PrefillServicer(pipeline, context.telemetry.tracer, descriptors)
             prefill_pb2_grpc.add_PrefillServiceServicer_to_server(servicer, handlers)
             yield
     finally:

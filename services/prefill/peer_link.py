@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,10 +12,12 @@ import grpc
 from epd.engine.kv_layout import KvLayout, check_compatible
 from epd.errors import EpdError, LayoutMismatchError, UnavailableError
 from epd.handover.control import PushTarget
+from epd.rpc.status import error_from_rpc
 from epd.transfer.base import AgentDescriptor
+from epd.transfer.negotiation import negotiate
 from epd.v1 import decode_pb2, decode_pb2_grpc
 from epd.wire.kv_layout import layout_from_proto, layout_to_proto
-from epd.wire.transfer import agent_from_proto, agent_to_proto
+from epd.wire.transfer import agents_from_proto, agents_to_proto
 from services.prefill.config import PairingConfig
 from services.prefill.decode_control import GrpcDecodeControl
 
@@ -41,7 +43,7 @@ class DecodePeer:
 class PairingTerms:
     """This side of every pair."""
 
-    agent: AgentDescriptor
+    agents: Sequence[AgentDescriptor]
     layout: KvLayout
     config: PairingConfig
 
@@ -134,7 +136,7 @@ class PeerLink:
         try:
             async with asyncio.timeout(self._config.pair_silence_s):
                 hello = decode_pb2.PairRequest(
-                    agent=agent_to_proto(terms.agent), kv_layout=layout_to_proto(terms.layout)
+                    agents=agents_to_proto(terms.agents), kv_layout=layout_to_proto(terms.layout)
                 )
                 # A call that has failed already takes no writes; reading tells why.
                 with contextlib.suppress(asyncio.InvalidStateError):
@@ -149,10 +151,10 @@ class PeerLink:
             raise UnavailableError(f"decode worker {self.address} ended the pairing")
         layout = layout_from_proto(answer.kv_layout)
         check_compatible(terms.layout, layout)
-        agent = agent_from_proto(answer.agent)
+        _, agent = negotiate(terms.agents, agents_from_proto(answer.agents))
         control = GrpcDecodeControl(
             self._stub,
-            terms.agent.instance_id,
+            terms.agents[0].instance_id,
             reserve_timeout_s=self._config.reserve_timeout_s,
             control_timeout_s=self._config.control_timeout_s,
         )
@@ -191,5 +193,5 @@ class PeerLink:
 def _typed(error: grpc.aio.AioRpcError, address: str) -> EpdError:
     text = f"decode worker {address}: {error.details() or error.code().name}"
     if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-        return LayoutMismatchError(text)
+        return LayoutMismatchError(text, reason=error_from_rpc(error).reason)
     return UnavailableError(text)

@@ -1,6 +1,6 @@
 """What a prefill worker tells about itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from epd.engine.engine import Engine
 from epd.handover.embedding_memory import EmbeddingMemory
@@ -21,7 +21,7 @@ class PrefillReport:
         self,
         config: PrefillConfig,
         context: ServiceContext,
-        agent: AgentDescriptor,
+        agents: Sequence[AgentDescriptor],
         engine: Engine,
         admission: Admission,
         memory: EmbeddingMemory,
@@ -29,7 +29,7 @@ class PrefillReport:
     ) -> None:
         self._config = config
         self._context = context
-        self._agent = agent
+        self._agents = agents
         self._engine = engine
         self._admission = admission
         self._memory = memory
@@ -37,7 +37,7 @@ class PrefillReport:
 
     def info(self) -> worker_pb2.GetInfoResponse:
         """The answer of GetInfo."""
-        info = language_info(self._engine, self._agent, self._config.language.served_name)
+        info = language_info(self._engine, self._agents, self._config.language.served_name)
         info.role = worker_pb2.WORKER_ROLE_PREFILL
         info.metrics_address = self._context.telemetry.metrics_address
         return info
@@ -45,7 +45,7 @@ class PrefillReport:
     def load(self) -> worker_pb2.WatchLoadResponse:
         """The load now."""
         load = block_load(self._engine.stats())
-        load.instance_id = self._agent.instance_id
+        load.instance_id = self._context.instance_id
         load.running_requests = self._admission.running
         load.waiting_requests = self._admission.waiting
         load.waiting_tokens += self._admission.waiting_tokens

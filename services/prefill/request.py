@@ -1,5 +1,6 @@
 """What a Prefill call asks for, checked."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from epd.config import ConfigError
@@ -8,6 +9,7 @@ from epd.errors import InvalidRequestError
 from epd.handover.embedding_handle import EmbeddingHandle
 from epd.rpc.credentials import split_address
 from epd.sampling import SamplingParams
+from epd.transfer.base import AgentDescriptor
 from epd.v1 import prefill_pb2
 from epd.wire.embedding import handle_from_proto
 from epd.wire.prompt import (
@@ -41,11 +43,14 @@ class PrefillJob:
     decode_instance_id: str
 
 
-def job_from_proto(request: prefill_pb2.PrefillRequest) -> PrefillJob:
-    """The checked request.
+def job_from_proto(
+    request: prefill_pb2.PrefillRequest, agents: Sequence[AgentDescriptor]
+) -> PrefillJob:
+    """The checked request. ``agents``: this process's transfer endpoints.
 
     Raises:
         InvalidRequestError: a field has no valid value.
+        TransportMismatchError: an encoder cannot be reached over any transport of this process.
     """
     token_ids = checked_token_ids(request.token_ids, request.emitted_count)
     if not request.decode.address:
@@ -58,7 +63,7 @@ def job_from_proto(request: prefill_pb2.PrefillRequest) -> PrefillJob:
         token_ids=token_ids,
         emitted_count=request.emitted_count,
         images=images,
-        handles=tuple(_handle(image, index) for index, image in enumerate(request.images)),
+        handles=tuple(_handle(image, index, agents) for index, image in enumerate(request.images)),
         pending=frozenset(n for n, image in enumerate(request.images) if image.pending),
         position_delta=request.position_delta,
         sampling=sampling_from_proto(request.sampling),
@@ -67,10 +72,12 @@ def job_from_proto(request: prefill_pb2.PrefillRequest) -> PrefillJob:
     )
 
 
-def _handle(message: prefill_pb2.PromptImage, index: int) -> EmbeddingHandle:
+def _handle(
+    message: prefill_pb2.PromptImage, index: int, agents: Sequence[AgentDescriptor]
+) -> EmbeddingHandle:
     """The handle, checked as far as can be told without asking its encoder."""
     field = f"images[{index}].handle"
-    handle = handle_from_proto(message.handle)
+    handle = handle_from_proto(message.handle, agents)
     handle.check(field)
     try:
         split_address(handle.encoder_address)

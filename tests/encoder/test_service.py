@@ -134,9 +134,9 @@ async def test_embedding_read_over_nixl_equals_the_whole_model(
     (planned,) = await client.encode(encoded(one, "JPEG", quality=95))
     handle = planned.handle
     buffer = HostBuffer(handle.byte_count)
-    agent = open_endpoint("nixl", "test", secrets.token_hex(16), [(buffer.segment, "DRAM")])
+    agent = open_endpoint(("nixl",), "test", secrets.token_hex(16), [(buffer.segment, "DRAM")])
     try:
-        peer = agent_from_proto(handle.agent)
+        peer = agent_from_proto(handle.agents[0])
         agent.connect(peer).result(60)
         remote = [segment_from_proto(segment) for segment in handle.segments]
         agent.read(peer.agent_name, [buffer.part(0, handle.byte_count)], remote).result(60)
@@ -172,7 +172,7 @@ async def test_worker_tells_what_it_is(client: Client, service: ServiceProcess) 
     info = await client.worker.GetInfo(worker_pb2.GetInfoRequest())
     assert info.role == worker_pb2.WORKER_ROLE_ENCODER
     assert info.accepts_images
-    assert info.agent.instance_id == info.instance_id
+    assert info.agents[0].instance_id == info.instance_id
     assert info.processor_digest
     assert info.metrics_address == service.metrics_address
     assert not info.HasField("kv_layout")

@@ -8,7 +8,13 @@ import pytest
 from epd.errors import EpdError
 from epd.handover.lease_config import LeaseConfig
 from epd.handover.sender_config import PushTime
+from epd.transfer.factory import TRANSPORTS
 from tests.handover.sides import SEAL_BYTES, SHAPE
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request):
+    return request.param
 
 
 async def receive(pair, transfer_id, timeout_s=30.0, **options):

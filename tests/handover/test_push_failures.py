@@ -263,6 +263,27 @@ async def test_a_write_that_lands_after_its_lease_finds_its_blocks_in_quarantine
         await pair.idle()
 
 
+@pytest.mark.parametrize("transport", ["collective"])
+async def test_a_write_that_comes_after_its_lease_is_refused_by_a_two_sided_transport(make):
+    """Its receive plan has ended with the lease, so it never lands at all."""
+    async with make(decode={"num_blocks": 16}).running() as pair:
+        prefill, decode = pair.prefill, pair.decode
+        scratch, slot = prefill.slots.segment_of(0), decode.slots.segment_of(0)
+        # The pair's group is made with the first transfer; that must not count as a stall.
+        await asyncio.wrap_future(
+            prefill.agent.read(decode.descriptor.agent_name, [scratch], [slot])
+        )
+        prefill.faults.late[1] = 2.5  # leases last for 1 s
+        waiting = asyncio.create_task(decode.receiver.wait_sealed("t", 10))
+        pushing = asyncio.create_task(prefill.run_request("t", pair.target, 40))
+        with pytest.raises(TransferFailedError):
+            await waiting
+        with pytest.raises(TransferFailedError):
+            await pushing
+        assert not any(decode.block(0, block).any() for block in range(16))
+        await pair.idle()
+
+
 async def test_lost_writer_means_quarantine_until_the_hold_time_then_free(make):
     """F18, seen by decode: the pair stream has ended."""
     async with make().running() as pair:

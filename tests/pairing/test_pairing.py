@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
@@ -12,6 +12,7 @@ import pytest
 from epd.engine.kv_layout import KvLayout
 from epd.errors import LayoutMismatchError, NotFoundError, UnavailableError
 from epd.rpc.discovery import Discovery, Member
+from epd.rpc.status import abort
 from epd.transfer.base import AgentDescriptor
 from epd.v1 import decode_pb2, decode_pb2_grpc
 from epd.wire.kv_layout import layout_to_proto
@@ -26,17 +27,20 @@ LAYOUT = KvLayout(
 )
 
 
-def agent(instance_id: str) -> AgentDescriptor:
-    return AgentDescriptor(instance_id, f"name.{instance_id}", "local", b"")
+def agent(instance_id: str, transport: str = "local") -> AgentDescriptor:
+    return AgentDescriptor(instance_id, f"name.{instance_id}", transport, b"")
 
 
 class DecodeEnd(decode_pb2_grpc.DecodeServiceServicer):
     """A decode worker that only pairs, and keeps a log of who came and went."""
 
-    def __init__(self, instance_id: str, layout: KvLayout, silence_s: float) -> None:
+    def __init__(
+        self, instance_id: str, layout: KvLayout, silence_s: float, transports: Sequence[str]
+    ) -> None:
         self.log: list[str] = []
         self.silent = False
-        terms = pairing.PairingTerms(agent(instance_id), layout, 0.02, silence_s)
+        agents = [agent(instance_id, transport) for transport in transports]
+        terms = pairing.PairingTerms(agents, layout, 0.02, silence_s)
         self.pairings = pairing.Pairings(terms, self._join, self._leave)
 
     async def _join(self, peer: AgentDescriptor) -> None:
@@ -48,17 +52,20 @@ class DecodeEnd(decode_pb2_grpc.DecodeServiceServicer):
     async def Pair(self, _: object, context: pairing.PairContext) -> None:
         try:
             await self.pairings.serve(context)
-        except LayoutMismatchError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.message)
-        except UnavailableError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+        except (LayoutMismatchError, UnavailableError) as error:
+            await abort(context, error, "")
 
 
 @asynccontextmanager
 async def decode_end(
-    instance_id: str, *, port: int = 0, layout: KvLayout = LAYOUT, silence_s: float = 20.0
+    instance_id: str,
+    *,
+    port: int = 0,
+    layout: KvLayout = LAYOUT,
+    silence_s: float = 20.0,
+    transports: Sequence[str] = ("local",),
 ) -> AsyncIterator[tuple[int, DecodeEnd]]:
-    end = DecodeEnd(instance_id, layout, silence_s)
+    end = DecodeEnd(instance_id, layout, silence_s, transports)
     server = grpc.aio.server()
     decode_pb2_grpc.add_DecodeServiceServicer_to_server(end, server)
     port = server.add_insecure_port(f"127.0.0.1:{port}")
@@ -89,7 +96,7 @@ class PrefillEnd:
             pair_backoff_s=0.02,
             pair_max_backoff_s=0.1,
         )
-        self._terms = peer_link.PairingTerms(agent("p1"), LAYOUT, config)
+        self._terms = peer_link.PairingTerms([agent("p1")], LAYOUT, config)
         discovery = discovery or Discovery([decodes] if decodes else [])
         self.peers = DecodePeers(discovery, self._link, 1.0, self._close)
 
@@ -173,6 +180,27 @@ async def test_a_layout_mismatch_is_refused_at_first_contact_naming_both_values(
         assert (prefill.log, end.log) == ([], [])
 
 
+async def test_a_pair_without_a_common_transport_is_refused_naming_both_lists() -> None:
+    async with (
+        decode_end("d1", transports=("collective", "mooncake")) as (port, end),
+        PrefillEnd(f"127.0.0.1:{port}") as prefill,
+    ):
+        with pytest.raises(LayoutMismatchError, match=r"local on .*, collective, mooncake") as no:
+            await prefill.peers.find(f"127.0.0.1:{port}", "d1")
+        assert no.value.reason == "TRANSPORT_MISMATCH"
+        assert (prefill.log, end.log) == ([], [])
+
+
+async def test_each_side_of_a_pair_connects_over_the_transport_that_both_have() -> None:
+    async with (
+        decode_end("d1", transports=("nixl", "mooncake", "local")) as (port, end),
+        PrefillEnd(f"127.0.0.1:{port}") as prefill,
+    ):
+        peer = await prefill.peers.find(f"127.0.0.1:{port}", "d1")
+        assert peer.target.agent.transport == "local"
+        assert end.pairings.peer("p1").transport == "local"
+
+
 async def test_a_silent_prefill_is_taken_for_gone_by_decode() -> None:
     async with (
         decode_end("d1", silence_s=0.2) as (port, end),
@@ -192,7 +220,7 @@ async def test_a_prefill_that_pairs_again_replaces_its_former_stream() -> None:
             hello = decode_pb2.PairRequest()
             async with PrefillEnd(f"127.0.0.1:{port}") as prefill:
                 await prefill.peers.find(f"127.0.0.1:{port}", "d1")
-                hello.agent.CopyFrom(agent_to_proto(agent("p1")))
+                hello.agents.append(agent_to_proto(agent("p1")))
                 hello.kv_layout.CopyFrom(layout_to_proto(LAYOUT))
                 await call.write(hello)
                 answer = await call.read()

@@ -142,7 +142,7 @@ class Router(router_pb2_grpc.RouterServiceServicer):
 async def test_status_shows_what_workers_tell_and_what_is_known_of_the_silent_ones():
     mib = 1024 * 1024
     worker = WorkerServicer(
-        lambda: worker_pb2.GetInfoResponse(agent=common_pb2.AgentDescriptor(transport="nixl")),
+        lambda: worker_pb2.GetInfoResponse(agents=[common_pb2.AgentDescriptor(transport="nixl")]),
         lambda: worker_pb2.WatchLoadResponse(
             running_requests=3,
             waiting_requests=1,
