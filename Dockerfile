@@ -42,12 +42,17 @@ ENTRYPOINT ["epd"]
 CMD ["--help"]
 
 FROM base AS engine-base
+# Optional groups of the package for the data plane: nixl, or nixl,mooncake.
+ARG TRANSPORTS=nixl
+RUN case ",$TRANSPORTS," in *,mooncake,*) apt-get update \
+ && apt-get install -y --no-install-recommends libibverbs1 libnuma1 libcurl4 \
+ && rm -rf /var/lib/apt/lists/* ;; esac
 COPY requirements.lock /tmp/requirements.lock
 # Its own layer: torch is large and changes seldom.
 RUN pip install --no-cache-dir --constraint /tmp/requirements.lock torch transformers
 COPY --from=wheel /wheels /wheels
 RUN pip install --no-cache-dir --constraint /tmp/requirements.lock \
-    "$(echo /wheels/*.whl)[engine,nixl]"
+    "$(echo /wheels/*.whl)[engine,$TRANSPORTS]"
 USER epd
 ENTRYPOINT ["python", "-m"]
 
