@@ -32,6 +32,8 @@ from epd.transfer.wire_hub import ENDED, WireHub
 
 log = logging.getLogger(__name__)
 
+_HOST = torch.device("cpu")
+
 
 class CollectiveBackend(TransferBackend):
     """Two-sided: both ends take part in every transfer, each on its agent thread.
@@ -194,8 +196,11 @@ class CollectiveBackend(TransferBackend):
         return self._targets[wire]
 
     def _make_group(self, peer: str, store: tuple[str, int] | None, on_device: bool) -> PairGroup:
-        device = torch.device("cuda", torch.cuda.current_device()) if on_device else "cpu"
-        return PairGroup(peer, self._host, store, torch.device(device), self._options.timeout_s)
+        """``store``: the peer's, None makes one. Raises TransferFailedError."""
+        if on_device and self._memory.main_kind != "VRAM":
+            raise TransferFailedError(f"{peer} wants device memory moved, there is none here")
+        device = torch.device("cuda", torch.cuda.current_device()) if on_device else _HOST
+        return PairGroup(peer, self._host, store, device, self._options.timeout_s)
 
 
 def _advance(end: CollectiveInitiator | CollectiveTarget, wire: Wire) -> None:

@@ -1,8 +1,13 @@
 """What a transport whose receiving end takes part must refuse."""
 
+import socket
+import struct
+
 import pytest
 
 from epd.errors import TransferFailedError
+from epd.transfer.collective_message import GroupInvitation, Kind
+from epd.transfer.wire_address import WireAddress
 from tests.transfer.peers import ThreadPeer
 
 WAIT = 60
@@ -97,3 +102,27 @@ def test_a_connection_without_the_token_is_refused(agent, buffer, connected):
     agent.connect(type(known)(**{**vars(known), "metadata": bytes(forged)})).result(WAIT)
     with pytest.raises(TransferFailedError):
         write(agent, buffer, connected, 0, 100).result(WAIT)
+
+
+def test_frames_that_make_no_sense_end_their_connection_and_nothing_else(agent, buffer, connected):
+    """Sent with the right token, as a peer of another version might."""
+    write(agent, buffer, connected, 0, 100).result(WAIT)
+    address = WireAddress.decode(connected.descriptor.metadata)
+    strange = [
+        (Kind.GROUP, GroupInvitation("127.0.0.1", 9, on_device=True).encode()),
+        (Kind.GROUP, b""),
+        (Kind.OFFER, b"\xff" * 12),
+        (Kind.FETCHED, b"\1" * 8),
+        (Kind.LANDED, b""),
+        (99, b"?"),
+    ]
+    for kind, body in strange:
+        with socket.create_connection((address.host, address.port), WAIT) as stranger:
+            stranger.sendall(_frame(0, address.token + b"stranger") + _frame(kind, body))
+            assert stranger.recv(1) == b"", kind
+    write(agent, buffer, connected, 0, 100, b"still here").result(WAIT)
+    assert [notice for _, notice in connected.notices(1)] == [b"still here"]
+
+
+def _frame(kind, body):
+    return struct.pack("<IB", len(body), kind) + body
