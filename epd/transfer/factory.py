@@ -48,13 +48,15 @@ def backend_opener(
         raise UnsupportedFeatureError(
             f"transports {', '.join(unknown) or 'none'}: known are {', '.join(TRANSPORTS)}"
         )
-    names = list(dict.fromkeys(transports))
+    openers = [
+        _opener(name, agent_name, instance_id, options) for name in dict.fromkeys(transports)
+    ]
 
     def opened() -> TransferBackend:
         backends: list[TransferBackend] = []
         try:
-            for name in names:
-                backends.append(_open(name, agent_name, instance_id, options))  # noqa: PERF401
+            for opener in openers:
+                backends.append(opener())  # noqa: PERF401 - those opened so far are to be closed
         except BaseException:
             for backend in backends:
                 backend.close()
@@ -64,17 +66,18 @@ def backend_opener(
     return opened
 
 
-def _open(
+def _opener(
     name: str, agent_name: str, instance_id: str, options: TransportOptions
-) -> TransferBackend:
+) -> Callable[[], TransferBackend]:
     if name == "nixl":
-        return NixlBackend(agent_name, instance_id, options.nixl)
+        return lambda: NixlBackend(agent_name, instance_id, options.nixl)
     if name == "mooncake":
-        return MooncakeBackend(agent_name, instance_id, options.host, options.mooncake)
+        return lambda: MooncakeBackend(agent_name, instance_id, options.host, options.mooncake)
     if name == "collective":
-        # torch.distributed takes a moment to import, and not every worker uses it.
+        # torch.distributed takes a while to import, and not every worker uses it. Here and not on
+        # the agent thread, whose calls are bounded in time.
         from epd.transfer.collective_backend import CollectiveBackend
 
-        return CollectiveBackend(agent_name, instance_id, options.host, options.collective)
+        return lambda: CollectiveBackend(agent_name, instance_id, options.host, options.collective)
     assert name == "local"
-    return LocalBackend(agent_name, instance_id, options.fabric or LocalFabric())
+    return lambda: LocalBackend(agent_name, instance_id, options.fabric or LocalFabric())
