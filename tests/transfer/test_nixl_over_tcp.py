@@ -17,7 +17,7 @@ CASES = (
     "test_notice_names_the_sender_and_comes_after_all_data",
     "test_scattered_blocks_land_where_they_belong",
     "test_unregistered_memory_is_refused",
-    "test_a_killed_peer_fails_the_next_transfer_within_a_second_and_only_that",
+    "test_a_killed_peer_fails_the_next_transfer_and_only_that",
     "test_a_transfer_with_a_hung_peer_does_not_fail_and_its_notice_arrives_later",
     "test_a_hundred_transfers_all_arrive_and_each_notice_follows_its_data",
 )
