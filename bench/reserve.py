@@ -49,7 +49,7 @@ class ReservingPeer:
         self._blocks = tuple(range(blocks))
         slots = SealSlots(128)
         memory = ((self._memory.segment, "DRAM"), (slots.segment, "DRAM"))
-        self._agent = open_endpoint("nixl", "prefill", uuid.uuid4().hex, memory)
+        self._agent = open_endpoint(("nixl",), "prefill", uuid.uuid4().hex, memory)
         self.sender = KvSender(self._agent, self._layout, slots)
         self._target: PushTarget | None = None
 
