@@ -56,9 +56,9 @@ class ReservingPeer:
     @contextlib.asynccontextmanager
     async def paired(self, address: str) -> AsyncIterator[None]:
         """Paired with a decode worker until left."""
-        descriptor = await asyncio.to_thread(self._agent.descriptor)
+        descriptors = await asyncio.to_thread(self._agent.descriptors)
         async with grpc.aio.insecure_channel(address) as channel:
-            terms = PairingTerms(descriptor, self._layout, PairingConfig(decodes=(address,)))
+            terms = PairingTerms(descriptors, self._layout, PairingConfig(decodes=(address,)))
             stub = decode_pb2_grpc.DecodeServiceStub(channel)
             link = PeerLink(address, stub, terms, self._join, self._leave)
             tasks = [asyncio.create_task(run) for run in (link.run(), self.sender.run())]
