@@ -7,10 +7,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "models" / "shapes-vl"
-#: What the model is meant to reach, asked in a full run; the card tells what it does reach.
+#: What the model is meant to reach; the card tells what it does reach.
 SINGLE_IMAGE, SEVERAL_IMAGES = 0.97, 0.90
-#: What the shipped weights reached with room to spare: below it something has broken.
-SINGLE_IMAGE_FLOOR, SEVERAL_IMAGES_FLOOR = 0.80, 0.50
+#: For the few questions of a short run, where a single miss weighs more.
+SINGLE_IMAGE_FLOOR, SEVERAL_IMAGES_FLOOR = 0.90, 0.80
 
 
 @pytest.fixture

@@ -20,13 +20,13 @@ class Mixture:
     far more questions than an even share.
     """
 
-    single: int = 16
+    single: int = 12
     chat: int = 1
     text_first: int = 2
-    pairs: int = 7
-    two: int = 2
-    three: int = 3
-    four: int = 3
+    pairs: int = 5
+    two: int = 3
+    three: int = 4
+    four: int = 6
 
 
 @dataclass(frozen=True)
@@ -95,5 +95,5 @@ def _single(rng: np.random.Generator, picture: Picture) -> list[Turn]:
 
 def _which(rng: np.random.Generator, pictures: list[Picture], count: int) -> list[Turn]:
     scenes = [picture.scene for picture in pictures]
-    turns = [questions.which_turn(rng, scenes) for _ in range(count)]
+    turns = [questions.which_turn(rng, scenes, hard=True) for _ in range(count)]
     return [turn for turn in turns if turn is not None]

@@ -17,7 +17,7 @@ class Plan:
 
     folder: Path
     seed: int = 0
-    steps: int = 3000
+    steps: int = 5400
     minutes: float = float("inf")
     sight_steps: int = 2000  # before the first step: the vision tower alone
     sight_minutes: float = float("inf")

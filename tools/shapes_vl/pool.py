@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from PIL import Image
@@ -15,7 +16,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from .model import MAX_PIXELS, MERGE_SIZE, MIN_PIXELS, PATCH_SIZE
 from .render import random_canvas, render
-from .scene import Scene, changed_scene, random_scene
+from .scene import Scene, changed_scene, confusing_scene, random_scene
+
+
+CONFUSING: Final = 0.5  # share of scenes in which the colour alone does not identify a shape
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ def render_pairs(seed: tuple[int, int], pairs: int, easy: float = 0.0) -> list[P
     rng = np.random.default_rng(seed)
     pictures: list[Picture] = []
     for _ in range(pairs):
-        before = random_scene(rng)
+        before = confusing_scene(rng) if rng.random() < CONFUSING else random_scene(rng)
         after = before if rng.random() < 0.25 else changed_scene(rng, before)
         canvas = random_canvas(rng)
         style = int(rng.integers(2**31))

@@ -116,19 +116,27 @@ def describe_turn(rng: np.random.Generator, scene: Scene, *, canonical: bool = F
 
 
 def which_turn(
-    rng: np.random.Generator, scenes: list[Scene], *, canonical: bool = False
+    rng: np.random.Generator,
+    scenes: list[Scene],
+    *,
+    hard: bool = False,
+    canonical: bool = False,
 ) -> Turn | None:
     """Which image has a shape that at most one of them has; one question in five asks in vain.
 
     Returns nothing where every shape is in more than one image.  A shape asked for in vain is
-    often a near miss, of which some image has the colour and another one the kind.
+    often a near miss, of which some image has the colour and another one the kind.  To say that
+    no image has it is learned last of all, so ``hard`` questions ask more often in vain, and for
+    nearer misses.
     """
-    if rng.random() < 0.22:
+    if rng.random() < (0.4 if hard else 0.22):
         present = [shape for scene in scenes for shape in scene.shapes]
         for _ in range(20):
             shape = random_shape(rng)
             near = present[rng.integers(len(present))]
-            if rng.random() < 0.6:
+            if hard and rng.random() < 0.5:
+                shape = _illusion(rng, scenes)
+            elif rng.random() < 0.6:
                 shape = (
                     Shape(near.kind, COLOURS[rng.integers(len(COLOURS))])
                     if rng.random() < 0.5
@@ -149,6 +157,13 @@ def which_turn(
     shape = shapes[rng.integers(len(shapes))]
     question = word(rng, "which", shape.noun_phrase, canonical=canonical)
     return Turn("which", question, ORDINALS[image])
+
+
+def _illusion(rng: np.random.Generator, scenes: list[Scene]) -> Shape:
+    """The kind of one shape in the colour of another one of the same image."""
+    shapes = scenes[rng.integers(len(scenes))].shapes
+    first, second = (shapes[rng.integers(len(shapes))] for _ in range(2))
+    return Shape(first.kind, second.colour)
 
 
 def different_turn(

@@ -80,6 +80,21 @@ def random_scene(rng: np.random.Generator) -> Scene:
     return Scene((cells[0], cells[1], cells[2], cells[3]))
 
 
+def confusing_scene(rng: np.random.Generator) -> Scene:
+    """Two to four different shapes in no more than two colours.
+
+    Where something is can be told from the colour alone in most random scenes, and a model that
+    does so gains little by looking at the kind as well.  Here it must bind the two.
+    """
+    colours = rng.permutation(len(COLOURS))[: rng.integers(1, 3)]
+    choices = [Shape(kind, COLOURS[colour]) for kind in KINDS for colour in colours]
+    cells: list[Shape | None] = [None] * 4
+    order = rng.permutation(len(choices))
+    for place, choice in zip(rng.permutation(4)[: rng.integers(2, 5)], order, strict=False):
+        cells[int(place)] = choices[int(choice)]
+    return Scene((cells[0], cells[1], cells[2], cells[3]))
+
+
 def changed_scene(rng: np.random.Generator, scene: Scene) -> Scene:
     """The same scene with one shape given another colour or another kind."""
     filled = [index for index, cell in enumerate(scene.cells) if cell is not None]
