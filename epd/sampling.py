@@ -26,6 +26,21 @@ class TopLogprobs(NamedTuple):
     logprobs: tuple[float, ...]
 
 
+class ConstraintKind(enum.Enum):
+    """In which language a constraint is written."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What the whole output must follow."""
+
+    kind: ConstraintKind
+    text: str
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How tokens are drawn; defaults equal the proto's.
@@ -52,6 +67,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int = 0
     choice: int = 0
+    constraint: Constraint | None = None
 
     @property
     def counts_output(self) -> bool:
@@ -108,5 +124,9 @@ class SamplingParams:
                 f"0 to {MAX_TOP_LOGPROBS}",
             ),
         )
+        if self.constraint is not None:
+            # A complete answer may be followed by an end token only, so one must be able to end it.
+            yield "min_tokens", self.min_tokens, not self.min_tokens, "0 with a constraint"
+            yield "ignore_eos", self.ignore_eos, not self.ignore_eos, "false with a constraint"
         for token, bias in self.logit_bias:
             yield f"logit_bias[{token}]", bias, -100.0 <= bias <= 100.0, "-100 to 100"

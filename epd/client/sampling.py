@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from epd.sampling import Constraint
 from epd.v1 import common_pb2
+from epd.wire.sampling import constraint_to_proto
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,8 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     #: How many of the likeliest tokens each delta tells per token.
     top_logprobs: int | None = None
+    #: What the whole output must follow.
+    constraint: Constraint | None = None
 
 
 def sampling_to_proto(sampling: Sampling) -> common_pb2.SamplingParams:
@@ -45,4 +49,5 @@ def sampling_to_proto(sampling: Sampling) -> common_pb2.SamplingParams:
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=sampling.logit_bias,
         top_logprobs=sampling.top_logprobs,
+        constraint=constraint_to_proto(sampling.constraint),
     )

@@ -1,9 +1,10 @@
 """The engine's face towards asyncio."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from epd.engine.engine import Engine
+from epd.engine.grammar import Matcher
 from epd.engine.requests import (
     EngineEvent,
     EngineRequest,
@@ -11,6 +12,7 @@ from epd.engine.requests import (
     Finished,
     Preempted,
     PrefillDone,
+    SamplingParams,
 )
 
 #: After one of these nothing more comes.
@@ -38,6 +40,17 @@ class AsyncEngine:
     async def stop(self, timeout_s: float = 10.0) -> bool:
         """Stops the engine as :meth:`Engine.stop` does."""
         return await asyncio.to_thread(self.engine.stop, timeout_s)
+
+    async def matcher(self, sampling: SamplingParams, emitted: Sequence[int]) -> Matcher | None:
+        """What a request with this sampling brings along; None where nothing constrains it.
+
+        Raises:
+            InvalidRequestError: the constraint is malformed, or ``emitted`` does not follow it.
+            UnsupportedFeatureError: the model cannot be constrained.
+        """
+        if sampling.constraint is None:
+            return None
+        return await asyncio.to_thread(self.engine.grammars.compile, sampling.constraint, emitted)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineEvent, None]:
         """Submits a request and yields its events up to the last one.

@@ -10,6 +10,7 @@ from epd.engine.engine_config import EngineConfig
 from epd.engine.engine_core import LayerHook
 from epd.engine.families.base import ModelFamily
 from epd.engine.families.registry import load_family
+from epd.engine.grammar import GrammarCompiler
 from epd.engine.kv_cache import KVCache
 from epd.engine.kv_layout import KvLayout
 from epd.engine.language_runner import LanguageRunner
@@ -55,7 +56,8 @@ def build_engine(
     kv_cache = KVCache(layout, config.num_blocks, device)
     runner = LanguageRunner(family, execution.modules, kv_cache, execution.attention)
     pool = BlockPool(config.num_blocks, config.block_size, config.prefix_cache)
-    return Engine(runner, pool, config, layer_hook)
+    grammars = GrammarCompiler(folder, family.vocab_size, family.end_token_ids)
+    return Engine(runner, pool, config, grammars, layer_hook)
 
 
 def build_vision_runner(folder: Path, dtype: str = "float32", device: str = "cpu") -> VisionRunner:

@@ -11,6 +11,7 @@ import torch
 from epd.engine.block_pool import BlockPool
 from epd.engine.engine_config import EngineConfig
 from epd.engine.engine_core import Deliver, EngineCore, LayerHook
+from epd.engine.grammar import GrammarCompiler
 from epd.engine.inbox import Inbox
 from epd.engine.language_runner import LanguageRunner
 from epd.engine.requests import EngineRequest, EngineStats
@@ -33,6 +34,7 @@ class Engine:
         runner: LanguageRunner,
         pool: BlockPool,
         config: EngineConfig,
+        grammars: GrammarCompiler,
         layer_hook: LayerHook | None = None,
     ) -> None:
         config.validate()
@@ -46,6 +48,8 @@ class Engine:
             runner.family.context_length,
             pool.num_blocks * pool.block_size,
         )
+        #: Makes the matchers of constrained requests.
+        self.grammars = grammars
         self._threads = config.threads
         self._inbox = Inbox(config.max_waiting)
         self._deliver: Deliver = lambda events: None

@@ -27,7 +27,7 @@ from epd.engine.requests import (
 from epd.engine.sampler import Draw, DrawnToken, sample
 from epd.engine.scheduler import ScheduledRun, Scheduler
 from epd.engine.sequence import Sequence, SequenceState
-from epd.errors import EpdError, InternalError, RequestCancelledError
+from epd.errors import EpdError, InternalError, InvalidRequestError, RequestCancelledError
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +91,8 @@ class EngineCore:
     def _sort_mail(self, mail: Mail) -> None:
         for sequence in mail.submitted:
             self._scheduler.add(sequence)
+            first = sequence.request.first_token
+            self._follow_grammar(sequence, [] if first is None else [first])
         for request_id in (*mail.cancelled, *mail.released):
             live = self._inbox.live(request_id)
             if live is not None and live.state < SequenceState.HELD:
@@ -100,6 +102,17 @@ class EngineCore:
             if held is not None:
                 self._scheduler.release(held)
                 self._inbox.forget(held)
+
+    def _follow_grammar(self, sequence: Sequence, token_ids: list[int]) -> None:
+        """Goes on over tokens and notes what may follow; ends the sequence when nothing may."""
+        matcher = sequence.request.matcher
+        if matcher is None:
+            return
+        try:
+            matcher.take(token_ids)
+            sequence.allowed = matcher.allowed()
+        except InvalidRequestError as error:
+            self._end(sequence, Failed(error))
 
     @torch.inference_mode()
     def _run(self, runs: Items[ScheduledRun]) -> list[DrawnToken]:
@@ -149,7 +162,9 @@ class EngineCore:
             return
         top = () if token.top is None else (token.top,)
         self._post(sequence, NewTokens((token.token_id,), (token.logprob,), top))
-        if reason is not None:
+        if reason is None:
+            self._follow_grammar(sequence, [token.token_id])
+        else:
             decode_from = sequence.prefill_ended_ns
             prefill_ns = decode_from - sequence.prefill_started_ns
             if sequence.mode is RequestMode.PREFILLED:
@@ -216,6 +231,7 @@ class EngineCore:
             position=len(sequence.token_ids),
             suppressed=sequence.ending_tokens(self._end_token_ids) if early else frozenset(),
             history=sequence.history(),
+            allowed=sequence.allowed,
         )
 
     def _layer_callback(self, runs: Items[ScheduledRun]) -> Callable[[int], None] | None:

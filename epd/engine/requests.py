@@ -11,6 +11,7 @@ from epd.sampling import SamplingParams as SamplingParams
 from epd.sampling import TopLogprobs as TopLogprobs
 
 if TYPE_CHECKING:
+    from epd.engine.grammar import Matcher
     from epd.engine.image_gate import ImageGate
 
 
@@ -69,6 +70,9 @@ class EngineRequest:
     block_ids: tuple[int, ...] = ()
     #: PREFILLED only: the token prefill has drawn. It is input here, never emitted again.
     first_token: int | None = None
+    #: From :meth:`Engine.compile`, over the emitted tokens; set exactly when the sampling has a
+    #: constraint. The engine's from submit on.
+    matcher: "Matcher | None" = None
 
 
 @dataclass(frozen=True)

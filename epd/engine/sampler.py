@@ -8,6 +8,8 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from blake3 import blake3
 
@@ -21,13 +23,15 @@ class Draw:
     """One token to draw: ``position`` is its index in prompt and output together.
 
     ``suppressed`` are tokens that may not be drawn (end tokens before min_tokens); ``history`` is
-    what penalties count, None where there are none.
+    what penalties count, None where there are none; ``allowed`` is what a grammar leaves, a bit per
+    token.
     """
 
     sampling: SamplingParams
     position: int
     suppressed: frozenset[int] = frozenset()
     history: TokenHistory | None = None
+    allowed: npt.NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,8 @@ def uniform(seed: int, choice: int, position: int) -> float:
 def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[DrawnToken]:
     """Draws one token per row of ``logits`` [draws, vocabulary] float32."""
     assert logits.shape[0] == len(draws)
-    allowed = _suppress(_changed(logits, draws), (draw.suppressed for draw in draws))
+    changed = _masked(_changed(logits, draws), draws)
+    allowed = _suppress(changed, (draw.suppressed for draw in draws))
     tokens = allowed.argmax(-1)
     scale = logits.logsumexp(-1)
     sound = scale.isfinite().tolist()  # a row that is not has no distribution; its logprob is NaN
@@ -76,6 +81,20 @@ def _changed(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     changed = logits.clone()
     change_logits(changed, changes)
     return changed
+
+
+def _masked(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Logits without the tokens that grammars forbid; the given ones when no draw has one."""
+    allowed = {row: draw.allowed for row, draw in enumerate(draws) if draw.allowed is not None}
+    if not allowed:
+        return logits
+    rows = list(allowed)
+    words = torch.from_numpy(np.stack(list(allowed.values()))).to(logits.device)
+    bits = (words[:, :, None] >> torch.arange(32, device=logits.device)) & 1
+    forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
+    masked = logits.clone()
+    masked[rows] = masked[rows].masked_fill(forbidden, -torch.inf)
+    return masked
 
 
 def _tops(

@@ -2,9 +2,14 @@
 
 import enum
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from epd.engine.requests import EngineRequest, FinishReason, RequestMode
 from epd.engine.token_history import TokenHistory
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 class SequenceState(enum.IntEnum):
@@ -35,6 +40,8 @@ class Sequence:
     admitted_ns: int = 0
     prefill_started_ns: int = 0
     prefill_ended_ns: int = 0
+    #: What the request's grammar lets follow, a bit per token; None without a grammar.
+    allowed: "npt.NDArray[np.int32] | None" = None
     _history: TokenHistory | None = None
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ def check_submission(
         UnsupportedFeatureError: images for a model that takes none.
     """
     request.sampling.validate()
+    assert (request.matcher is None) == (request.sampling.constraint is None)
     _check_endings(request, family)
     _check_tokens(request, family.vocab_size, max_context)
     _check_images(request, family)

@@ -52,6 +52,7 @@ class LocalDecoding:
             EpdError: an image or the prompt is unfit, or why encoder or engine gave up.
         """
         stages = Stages(self._tracer)
+        matcher = await self._engine.matcher(job.sampling, job.emitted)
         async with self._images.encoded(images, stages) as encoded:
             prompt = expand_images(job, images, encoded.plans)
             request = EngineRequest(
@@ -63,6 +64,7 @@ class LocalDecoding:
                 images=prompt.images,
                 embeddings=encoded.tensors,
                 position_delta=prompt.position_delta,
+                matcher=matcher,
             )
             facts = PromptFacts(
                 len(prompt.token_ids) - job.emitted_count,

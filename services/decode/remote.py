@@ -5,6 +5,7 @@ from contextlib import aclosing
 from opentelemetry.trace import Tracer
 
 from epd.engine.async_engine import AsyncEngine
+from epd.engine.grammar import Matcher
 from epd.engine.requests import Admitted, EngineRequest, Failed, RequestMode
 from epd.errors import DuplicateRequestError, EpdError
 from epd.handover.receiver import KvReceiver
@@ -61,6 +62,7 @@ class RemoteDecoding:
         stages = Stages(self._tracer)
         with stages.stage(semconv.SPAN_KV_WAIT) as attributes:
             attributes[semconv.EPD_TRANSFER_ID] = transfer_id
+            matcher = await self._matcher(job, transfer_id)
             sealed = await self._receiver.wait_sealed(transfer_id, self._kv_wait_s)
             attributes[semconv.EPD_TRANSFER_BYTES] = sealed.byte_count
         block_size = self._engine.engine.pool.block_size
@@ -69,7 +71,7 @@ class RemoteDecoding:
             sum(image.length for image in job.images),
             sealed.cached_block_count * block_size,
         )
-        events = self._engine.generate(self._take(job, transfer_id, sealed))
+        events = self._engine.generate(self._take(job, transfer_id, sealed, matcher))
         async with aclosing(events):
             try:
                 # Submits, with nothing awaited since the blocks were taken: no cancel in between
@@ -83,7 +85,17 @@ class RemoteDecoding:
             assert isinstance(first, Admitted)
             await send_answer(events, first, facts, stages, emit, self._max_buffered_tokens)
 
-    def _take(self, job: DecodeJob, transfer_id: str, sealed: SealedTransfer) -> EngineRequest:
+    async def _matcher(self, job: DecodeJob, transfer_id: str) -> Matcher | None:
+        try:
+            return await self._engine.matcher(job.sampling, job.emitted)
+        except BaseException:
+            # As wait_sealed does once it waits: KV that nobody wants is refused or given back.
+            self._receiver.cancel(transfer_id)
+            raise
+
+    def _take(
+        self, job: DecodeJob, transfer_id: str, sealed: SealedTransfer, matcher: Matcher | None
+    ) -> EngineRequest:
         return EngineRequest(
             request_id=transfer_id,
             token_ids=job.token_ids,
@@ -94,4 +106,5 @@ class RemoteDecoding:
             position_delta=job.position_delta,
             block_ids=self._receiver.take(transfer_id),
             first_token=sealed.first_token,
+            matcher=matcher,
         )

@@ -44,6 +44,11 @@ class DecodeJob:
         """Tokens of the client's prompt, without replayed ones."""
         return len(self.token_ids) - self.emitted_count
 
+    @property
+    def emitted(self) -> tuple[int, ...]:
+        """The replayed tokens."""
+        return self.token_ids[self.prompt_tokens :]
+
 
 def job_from_proto(request: decode_pb2.DecodeRequest) -> DecodeJob:
     """The checked request.

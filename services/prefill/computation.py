@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from epd.engine.async_engine import AsyncEngine
+from epd.engine.grammar import Matcher
 from epd.engine.image_gate import ImageGate
 from epd.engine.requests import (
     Admitted,
@@ -30,8 +31,22 @@ class Computation:
         self._engine = engine
         self._embeddings = embeddings
 
+    async def matcher(self, job: PrefillJob) -> Matcher | None:
+        """What the request's constraint needs; None without one.
+
+        Raises:
+            EpdError: the constraint is malformed or not supported.
+        """
+        emitted = job.token_ids[len(job.token_ids) - job.emitted_count :]
+        return await self._engine.matcher(job.sampling, emitted)
+
     async def run(
-        self, job: PrefillJob, engine_id: str, custody: Custody, stages: Stages
+        self,
+        job: PrefillJob,
+        engine_id: str,
+        matcher: Matcher | None,
+        custody: Custody,
+        stages: Stages,
     ) -> PrefillDone:
         """One request. Cancelling it ends it in the engine within a step.
 
@@ -56,6 +71,7 @@ class Computation:
                 embeddings=embeddings,
                 gate=gate,
                 position_delta=job.position_delta,
+                matcher=matcher,
             )
             async with aclosing(self._engine.generate(request)) as events:
                 return await _prefill_done(events, stages)

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 from epd.block_hashes import block_hashes
+from epd.engine.grammar import Matcher
 from epd.engine.requests import PrefillDone
 from epd.errors import DuplicateRequestError
 from epd.handover.push import KvPush
@@ -84,6 +85,9 @@ class PrefillPipeline:
                 )
             self._live.add(job.transfer_id)
             try:
+                # First of all: a malformed constraint is told by its name, before decode, which
+                # finds it too, can refuse the reservation for it.
+                matcher = await self._computation.matcher(job)
                 async with AsyncExitStack() as stack:
                     with stages.stage(semconv.SPAN_QUEUE):
                         queue_ns = await stack.enter_async_context(
@@ -91,12 +95,18 @@ class PrefillPipeline:
                         )
                     self._metrics.record_queue(queue_ns)
                     peer = await self._peers.find(job.decode_address, job.decode_instance_id)
-                    await self._hand_over(job, peer, custody, stages, emit)
+                    await self._hand_over(job, matcher, peer, custody, stages, emit)
             finally:
                 self._live.discard(job.transfer_id)
 
     async def _hand_over(
-        self, job: PrefillJob, peer: DecodePeer, custody: Custody, stages: Stages, emit: Emit
+        self,
+        job: PrefillJob,
+        matcher: Matcher | None,
+        peer: DecodePeer,
+        custody: Custody,
+        stages: Stages,
+        emit: Emit,
     ) -> None:
         """From Reserve to the sealed KV."""
         engine_id = new_id()
@@ -108,7 +118,7 @@ class PrefillPipeline:
                 engine_id, job.transfer_id, peer.target, len(job.token_ids), hashes
             ) as push:
                 stages.durations_ns[semconv.SPAN_RESERVE] = time.monotonic_ns() - asked_ns
-                compute = self._computation.run(job, engine_id, custody, stages)
+                compute = self._computation.run(job, engine_id, matcher, custody, stages)
                 done = await _unless_failed(push, compute)
                 first_token = _first_token(done, stages)
                 if done.finish_reason is not None:

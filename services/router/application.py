@@ -180,6 +180,7 @@ def _limits(config: RouterConfig) -> RequestLimits:
         max_text_chars=bounds.max_text_chars,
         max_stop_strings=bounds.max_stop_strings,
         max_stop_chars=bounds.max_stop_chars,
+        max_grammar_chars=bounds.max_grammar_chars,
     )
 
 
@@ -239,6 +240,7 @@ def _http_parts(
             http.http_body_bytes, http.http_live_body_bytes, http.http_body_timeout_s
         ),
         keys=keys,
+        max_choices=http.http_max_choices,
         request_timeout_s=config.requests.request_timeout_s,
         send_timeout_s=http.http_send_timeout_s,
     )

@@ -1,22 +1,69 @@
 """Several answers to one request, as one stream of events."""
 
+import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+from epd.cleanup import cancel_and_wait
 from services.router.calls import Completion, Delta, GenerateCall
 from services.router.deadline import Deadline
 from services.router.router import Router
 
+_Event = tuple[int, Delta | Completion]
+
+
+def choices_of(call: GenerateCall, count: int) -> list[GenerateCall]:
+    """The call, and others that differ from it by the choice they draw only."""
+    return [
+        dataclasses.replace(
+            call,
+            request_id=f"{call.request_id}-{choice}" if choice else call.request_id,
+            sampling=dataclasses.replace(call.sampling, choice=choice),
+        )
+        for choice in range(count)
+    ]
+
 
 async def generate_choices(
     router: Router, calls: Sequence[GenerateCall], deadline: Deadline
-) -> AsyncGenerator[tuple[int, Delta | Completion], None]:
+) -> AsyncGenerator[_Event, None]:
     """Events of all calls, each with its call's index. Closing the iterator cancels all.
+
+    Calls after the first start once that has its first token: by then a prefill worker holds the
+    prompt in its prefix cache, where they find it, so that it is computed once.
 
     Raises:
         EpdError: the first failure; it ends the other calls too.
     """
-    (call,) = calls
-    async with aclosing(router.generate(call, deadline)) as events:
-        async for event in events:
-            yield 0, event
+    if len(calls) == 1:
+        async with aclosing(router.generate(calls[0], deadline)) as only:
+            async for event in only:
+                yield 0, event
+        return
+    # Small: a slow reader holds up the calls, whose own buffers then fill.
+    events: asyncio.Queue[_Event | Exception] = asyncio.Queue(len(calls))
+    prompt_cached = asyncio.Event()
+
+    async def run(index: int, call: GenerateCall) -> None:
+        try:
+            if index:
+                await prompt_cached.wait()
+            async with aclosing(router.generate(call, deadline)) as found:
+                async for event in found:
+                    prompt_cached.set()
+                    await events.put((index, event))
+        except Exception as error:
+            await events.put(error)
+
+    tasks = [asyncio.create_task(run(index, call)) for index, call in enumerate(calls)]
+    unfinished = len(calls)
+    try:
+        while unfinished:
+            next_ = await events.get()
+            if isinstance(next_, Exception):
+                raise next_
+            unfinished -= isinstance(next_[1], Completion)
+            yield next_
+    finally:
+        await cancel_and_wait(*tasks)

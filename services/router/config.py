@@ -116,6 +116,9 @@ class RequestConfig:
     )
     max_text_chars: int = option(1 << 20, help="most characters of text in a request", minimum=1)
     max_stop_strings: int = option(16, help="most stop strings", minimum=0)
+    max_grammar_chars: int = option(
+        64 << 10, help="most characters of a JSON schema or regular expression", minimum=1
+    )
     max_stop_chars: int = option(256, help="most characters of a stop string", minimum=1)
     coalesce_s: float = option(
         0.002,
@@ -164,6 +167,7 @@ class HttpConfig:
     http_connections: int = option(
         1024, help="most open HTTP connections, one more is answered 503", minimum=1
     )
+    http_max_choices: int = option(8, help="most answers to one request (n)", minimum=1)
     http_body_bytes: int = option(
         64 << 20, help="most bytes of an HTTP request's body", unit="bytes", minimum=1
     )

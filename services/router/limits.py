@@ -3,19 +3,21 @@
 from dataclasses import dataclass
 
 from epd.errors import InvalidRequestError, UnsupportedFeatureError
+from epd.sampling import Constraint
 from services.router.calls import Conversation, PromptInput, TextPart, TextPrompt, TokenPrompt
 from services.router.workers import ServedModel
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Most images, bytes per image, characters of text, stop strings and their length."""
+    """Most images, bytes per image, characters of text, stop strings and their length, grammar."""
 
     max_images: int
     max_image_bytes: int
     max_text_chars: int
     max_stop_strings: int
     max_stop_chars: int
+    max_grammar_chars: int
 
     def images_for(self, model: ServedModel) -> int:
         """Most images in a request to this model."""
@@ -45,6 +47,19 @@ class RequestLimits:
             case TokenPrompt():
                 if not prompt.token_ids:
                     raise InvalidRequestError("no token", field="token_prompt.token_ids")
+
+    def check_constraint(self, constraint: Constraint | None) -> None:
+        """Checks the size of a grammar; whether it is one is the workers' to say.
+
+        Raises:
+            InvalidRequestError: it is too long.
+        """
+        if constraint is not None and len(constraint.text) > self.max_grammar_chars:
+            raise InvalidRequestError(
+                f"{len(constraint.text)} characters of grammar, at most {self.max_grammar_chars} "
+                "are allowed",
+                field="sampling.constraint",
+            )
 
     def check_stop(self, stop: tuple[str, ...]) -> None:
         """Checks the stop strings.

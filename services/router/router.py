@@ -76,6 +76,7 @@ class Router:
         path = CriticalPath()
         model = self._served_model(call.model)
         self._parts.limits.check_stop(call.stop)
+        self._parts.limits.check_constraint(call.sampling.constraint)
         with self._parts.admission.admitted(
             call.client, call.request_id, _image_bytes(call.prompt)
         ):

@@ -1,6 +1,7 @@
 """Workers that die: killed at every stage, restarted at the same address. Peers live on."""
 
 import asyncio
+import re
 
 import grpc
 import pytest
@@ -103,10 +104,20 @@ async def test_a_worker_killed_while_it_works_costs_at_most_its_own_requests(
     await assert_answers(channel, reference, make_questions(2, seed=211)[1])
 
 
-async def test_a_penalised_drawn_answer_goes_on_unchanged_when_its_worker_is_killed(fleet, channel):
-    """The replay counts emitted tokens as output: penalties, draws and logprobs stay the same."""
+@pytest.mark.parametrize("regex", ["", "[a-z ]{400}"])
+async def test_a_penalised_drawn_answer_goes_on_unchanged_when_its_worker_is_killed(
+    regex, fleet, channel
+):
+    """The replay counts emitted tokens as output: penalties, draws and logprobs stay the same.
+
+    So does the grammar, which has gone on over them.
+    """
     tokens = 400
-    request = generate_request(make_questions(2, seed=260)[1], seeded(tokens, seed=5))
+    sampling = seeded(tokens, seed=5)
+    if regex:
+        sampling.constraint.regex = regex
+        sampling.ignore_eos = False
+    request = generate_request(make_questions(2, seed=260)[1], sampling)
     request.logprobs = True
     undisturbed = await ask(channel, request, timeout_s=120)
     task = asyncio.create_task(ask(channel, request, timeout_s=120))
@@ -119,6 +130,7 @@ async def test_a_penalised_drawn_answer_goes_on_unchanged_when_its_worker_is_kil
     tops = [list(top.token_ids) for top in answer.top_logprobs]
     assert tops == [list(top.token_ids) for top in undisturbed.top_logprobs]
     assert len(tops) == tokens
+    assert re.fullmatch(regex or "(?s:.*)", answer.text)
     await restart(fleet, channel, victim)
 
 

@@ -1,6 +1,8 @@
 """The official OpenAI client against real workers."""
 
 import base64
+import json
+import re
 
 import openai
 import pytest
@@ -72,3 +74,59 @@ async def test_a_stream_that_is_closed_leaves_nothing_behind(model, shared_fleet
         break
     await stream.close()
     fleet.assert_back_to_idle(idle, within_s=10.0)
+
+
+async def test_an_answer_follows_its_json_schema_over_prefill_and_decode(client):
+    schema = {
+        "type": "object",
+        "properties": {"shape": {"enum": ["circle", "square"]}, "count": {"type": "integer"}},
+        "required": ["shape", "count"],
+        "additionalProperties": False,
+    }
+    answer = await client.chat.completions.create(
+        model=(await client.models.list()).data[0].id,
+        messages=messages(make_questions(3, seed=303)[2]),
+        seed=1,
+        max_tokens=300,
+        logit_bias={str(digit): -100 for digit in range(ord("0"), ord("9"))},
+        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    )
+    (choice,) = answer.choices
+    if choice.finish_reason == "stop":
+        assert set(json.loads(choice.message.content)) == {"shape", "count"}
+    else:  # a random model may write digits for ever
+        assert re.match(r'\{"shape": "(circle|square)", "count": -?\d+', choice.message.content)
+
+
+async def test_a_malformed_schema_is_the_clients_fault(model, shared_fleets, client):
+    fleet = shared_fleets.get(model)
+    idle = fleet.idle_level()
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(
+            model=(await client.models.list()).data[0].id,
+            messages=messages(make_questions(1, seed=304)[0]),
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "nonsense"}},
+            },
+        )
+    assert refused.value.param == "response_format"
+    fleet.assert_back_to_idle(idle, within_s=10.0)
+
+
+async def test_choices_share_the_prompt_through_the_prefix_cache(model, shared_fleets, client):
+    fleet = shared_fleets.get(model)
+    question = make_questions(3, seed=305)[2]
+    before = fleet.scrape("prefill-0").total("epd_prefix_cache_hit_total")
+    answer = await client.chat.completions.create(
+        model=(await client.models.list()).data[0].id,
+        messages=messages(question),
+        max_tokens=12,
+        seed=2,
+        n=3,
+        extra_body={"ignore_eos": True},
+    )
+    assert len({choice.message.content for choice in answer.choices}) == 3
+    hits = fleet.scrape("prefill-0").total("epd_prefix_cache_hit_total") - before
+    # All of the prompt but the last block, which is not full, twice.
+    assert hits >= 2 * (answer.usage.prompt_tokens - 32)

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 
 import grpc
 import openai
@@ -171,7 +172,11 @@ async def test_completions_take_text_and_tokens(served, client, prompt):
     [
         ({"user": "me"}, "user", "unsupported_field"),
         ({"store": True}, "store", "unsupported_value"),
-        ({"n": 2}, "n", "unsupported_value"),
+        ({"n": 99}, "n", "invalid_request"),
+        ({"n": 0}, "n", "invalid_request"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "unsupported_value"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", None),
+        ({"extra_body": {"structured_outputs": {}}}, "structured_outputs", "invalid_request"),
         ({"audio": {}}, "audio", "unsupported_field"),
         ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages[0].name", None),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", None),
@@ -209,6 +214,81 @@ async def test_images_that_are_no_data_urls_are_refused(client, url, param):
     with pytest.raises(openai.BadRequestError) as refused:
         await chat(client, messages=[{"role": "user", "content": [part]}])
     assert refused.value.param == param
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "text"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_schema", '{"type": "object"}'),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
+                }
+            },
+            "json_schema",
+            json.dumps(SCHEMA),
+        ),
+        ({"extra_body": {"structured_outputs": {"regex": "[ab]+"}}}, "regex", "[ab]+"),
+        ({"extra_body": {"structured_outputs": {"json": SCHEMA}}}, "json_schema", None),
+        ({"response_format": {"type": "text"}}, None, None),
+    ],
+)
+async def test_formats_reach_both_workers_as_grammars(fleet, client, fields, name, text):
+    await chat(client, **fields)
+    for worker in (fleet.prefill, fleet.decode):
+        constraint = worker.requests[-1].sampling.constraint
+        assert constraint.WhichOneof("grammar") == name
+        assert text is None or getattr(constraint, name) == text
+
+
+async def test_a_grammar_that_is_too_long_is_refused_before_any_worker_hears_of_it(fleet, client):
+    with pytest.raises(openai.BadRequestError) as refused:
+        await chat(client, extra_body={"structured_outputs": {"regex": "a" * 70_000}})
+    assert refused.value.param == "response_format"
+    assert fleet.prefill.calls["Prefill"] == 0
+
+
+async def test_further_choices_start_once_the_first_has_the_prompt_in_the_cache(fleet, client):
+    fleet.prefill.prefill_s = 0.1
+    answer = await chat(client, n=3)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert answer.usage.completion_tokens == 3 * 8
+    one = await chat(client)
+    assert answer.usage.prompt_tokens == one.usage.prompt_tokens
+    asked = [worker_request.sampling for worker_request in fleet.prefill.requests[:3]]
+    assert sorted(sampling.choice for sampling in asked) == [0, 1, 2]
+    assert asked[0].choice == 0
+    assert {sampling.seed for sampling in asked} == {3}
+    assert min(fleet.prefill.arrived_s[1:3]) >= fleet.prefill.drawn_s[0]
+
+
+async def test_choices_are_streamed_side_by_side(client):
+    whole = await chat(client, n=2)
+    texts, reasons = {}, {}
+    async for chunk in await chat(client, n=2, stream=True):
+        (choice,) = chunk.choices
+        texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+        reasons[choice.index] = choice.finish_reason
+    assert texts == {choice.index: choice.message.content for choice in whole.choices}
+    assert reasons == {0: "length", 1: "length"}
+
+
+async def test_one_choice_that_fails_ends_all(fleet, client):
+    fleet.decode.token_s = 0.05
+
+    async def fail_the_next() -> None:
+        fleet.prefill.after_first_token = None
+        fleet.prefill.failures = [InvalidRequestError("not this one", field="x")]
+
+    fleet.prefill.after_first_token = fail_the_next
+    with pytest.raises(openai.BadRequestError, match="not this one"):
+        await chat(client, n=3, max_tokens=400)
+    await eventually(lambda: fleet.decode.open_calls == fleet.prefill.open_calls == 0, within_s=10)
 
 
 async def test_models_are_listed_and_an_unknown_one_is_not_found(client):

@@ -9,7 +9,7 @@ from epd.errors import InvalidRequestError, UnsupportedFeatureError
 from epd.sampling import SamplingParams
 from services.router.calls import ROLES, Conversation, ImagePart, Message, TextPart
 from services.router.http.fields import Fields
-from services.router.http.sampling_fields import read_sampling, read_stop
+from services.router.http.sampling_fields import read_choice_count, read_sampling, read_stop
 from services.router.http.stream_options import StreamOptions, read_stream_options
 
 #: Newer names of roles that chat templates know by another one.
@@ -25,15 +25,17 @@ class ChatRequest:
     sampling: SamplingParams
     stop: tuple[str, ...]
     logprobs: bool
+    choice_count: int
     stream: StreamOptions | None
 
 
-def read_chat_request(body: Any, default_max_tokens: int) -> ChatRequest:
+def read_chat_request(body: Any, default_max_tokens: int, max_choices: int) -> ChatRequest:
     """The checked request.
 
     Args:
         body: Decoded JSON.
         default_max_tokens: What a request without a limit gets.
+        max_choices: Most answers to one request.
 
     Raises:
         InvalidRequestError: a field has no valid value.
@@ -54,13 +56,12 @@ def read_chat_request(body: Any, default_max_tokens: int) -> ChatRequest:
         sampling=read_sampling(fields, max_tokens=limit, top_logprobs=top_logprobs),
         stop=read_stop(fields),
         logprobs=logprobs,
+        choice_count=read_choice_count(fields, max_choices),
         stream=read_stream_options(fields),
     )
-    fields.only("n", 1)
     fields.only("store", False)
     fields.only("service_tier", "auto", "default")
     fields.only("modalities", ["text"])
-    fields.only("response_format", {"type": "text"})
     fields.finish()
     return request
 

@@ -7,7 +7,7 @@ from epd.errors import InvalidRequestError
 from epd.sampling import SamplingParams
 from services.router.calls import TextPrompt, TokenPrompt
 from services.router.http.fields import Fields
-from services.router.http.sampling_fields import read_sampling, read_stop
+from services.router.http.sampling_fields import read_choice_count, read_sampling, read_stop
 from services.router.http.stream_options import StreamOptions, read_stream_options
 
 #: OpenAI's own for this endpoint.
@@ -23,11 +23,16 @@ class CompletionRequest:
     sampling: SamplingParams
     stop: tuple[str, ...]
     logprobs: bool
+    choice_count: int
     stream: StreamOptions | None
 
 
-def read_completion_request(body: Any) -> CompletionRequest:
+def read_completion_request(body: Any, max_choices: int) -> CompletionRequest:
     """The checked request.
+
+    Args:
+        body: Decoded JSON.
+        max_choices: Most answers to one request.
 
     Raises:
         InvalidRequestError: a field has no valid value.
@@ -46,10 +51,10 @@ def read_completion_request(body: Any) -> CompletionRequest:
         ),
         stop=read_stop(fields),
         logprobs=logprobs is not None,
+        choice_count=read_choice_count(fields, max_choices),
         stream=read_stream_options(fields),
     )
-    fields.only("n", 1)
-    fields.only("best_of", 1)
+    fields.only("best_of", request.choice_count)
     fields.only("echo", False)
     fields.finish()
     return request

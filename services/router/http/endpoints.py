@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -23,7 +23,7 @@ from epd.telemetry.setup import Telemetry
 from epd.text.token_bytes import TokenBytes
 from services.router.api_keys import ApiKeys
 from services.router.calls import GenerateCall
-from services.router.choices import generate_choices
+from services.router.choices import choices_of, generate_choices
 from services.router.deadline import Deadline
 from services.router.http.answers import AnswerFormat, ChatFormat, CompletionFormat
 from services.router.http.body import BodyReader
@@ -56,6 +56,7 @@ class HttpParts:
         token_bytes: Spells tokens for log probabilities.
         bodies: Reads requests.
         keys: Which callers are served.
+        max_choices: Most answers to one request.
         request_timeout_s: Deadline of every request.
         send_timeout_s: Longest wait for a client that reads nothing.
     """
@@ -68,6 +69,7 @@ class HttpParts:
     token_bytes: TokenBytes
     bodies: BodyReader
     keys: ApiKeys
+    max_choices: int
     request_timeout_s: float
     send_timeout_s: float
 
@@ -99,7 +101,11 @@ class _Endpoints:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         model = self._parts.registry.model()
-        read = functools.partial(read_chat_request, default_max_tokens=model.context_length)
+        read = functools.partial(
+            read_chat_request,
+            default_max_tokens=model.context_length,
+            max_choices=self._parts.max_choices,
+        )
         asked = await self._parts.bodies.read(request, read)
         call = GenerateCall(
             request_id(),
@@ -111,12 +117,14 @@ class _Endpoints:
         )
         spelling = self._parts.token_bytes if asked.logprobs else None
         answer = ChatFormat(f"chatcmpl-{call.request_id}", model.name, spelling)
-        return await self._answer(request, call, answer, asked.stream)
+        calls = choices_of(call, asked.choice_count)
+        return await self._answer(request, calls, answer, asked.stream)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         model = self._parts.registry.model()
-        asked = await self._parts.bodies.read(request, read_completion_request)
+        read = functools.partial(read_completion_request, max_choices=self._parts.max_choices)
+        asked = await self._parts.bodies.read(request, read)
         call = GenerateCall(
             request_id(),
             asked.model,
@@ -127,7 +135,8 @@ class _Endpoints:
         )
         spelling = self._parts.token_bytes if asked.logprobs else None
         answer = CompletionFormat(f"cmpl-{call.request_id}", model.name, spelling)
-        return await self._answer(request, call, answer, asked.stream)
+        calls = choices_of(call, asked.choice_count)
+        return await self._answer(request, calls, answer, asked.stream)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -163,12 +172,12 @@ class _Endpoints:
     async def _answer(
         self,
         request: Request,
-        call: GenerateCall,
+        calls: Sequence[GenerateCall],
         answer: AnswerFormat,
         stream: StreamOptions | None,
     ) -> Response:
         deadline = Deadline(self._parts.request_timeout_s)
-        events = generate_choices(self._parts.router, [call], deadline)
+        events = generate_choices(self._parts.router, calls, deadline)
         if stream is None:
             return await unless_gone(request.receive, whole_answer(events, answer))
         try:

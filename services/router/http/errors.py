@@ -37,6 +37,7 @@ _FIELD_NAMES = {
     "text_prompt": "prompt",
     "token_prompt.token_ids": "prompt",
     "input": "messages",
+    "sampling.constraint": "response_format",
 }
 
 

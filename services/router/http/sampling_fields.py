@@ -6,6 +6,7 @@ from typing import Any
 from epd.errors import InvalidRequestError
 from epd.sampling import SamplingParams
 from services.router.http.fields import Fields
+from services.router.http.response_format import read_constraint
 
 #: Seeds fit a signed 64-bit number, which is what many clients can write.
 _SEED_BITS = 63
@@ -42,6 +43,7 @@ def read_sampling(fields: Fields, *, max_tokens: int, top_logprobs: int) -> Samp
         stop_token_ids=_token_ids(fields, "stop_token_ids"),
         ignore_eos=fields.flag("ignore_eos"),
         logit_bias=_logit_bias(fields),
+        constraint=read_constraint(fields),
     )
     params.validate()
     return params
@@ -54,6 +56,20 @@ def read_stop(fields: Fields) -> tuple[str, ...]:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise InvalidRequestError("expected a string or an array of strings", field="stop")
     return tuple(texts)
+
+
+def read_choice_count(fields: Fields, max_choices: int) -> int:
+    """How many answers are wanted.
+
+    Raises:
+        InvalidRequestError: none, or more than allowed.
+    """
+    count = fields.integer("n")
+    if count is None:
+        return 1
+    if not 1 <= count <= max_choices:
+        raise InvalidRequestError(f"n is {count}, allowed is 1 to {max_choices}", field="n")
+    return count
 
 
 def _or(value: float | None, default: float) -> float:
