@@ -24,6 +24,8 @@ class PushControl:
         self.settlements = Settlements(max_unsettled)
         self.tasks = CleanupTasks()
         self._timeout_s = timeout_s
+        #: Transfers whose Settle is on its way.
+        self._telling: set[str] = set()
 
     def fail(self, target: PushTarget, transfer_id: str, error: EpdError, settled: bool) -> None:
         """Tells decode at once why a transfer failed, in the background. When that does not get
@@ -37,9 +39,17 @@ class PushControl:
         self.tasks.spawn(tell())
 
     async def settle(self, target: PushTarget, transfer_ids: list[str]) -> None:
-        """Tells decode that no WRITE of the transfers runs or will be posted."""
-        if await self._bounded(target, "Settle", target.control.settle(transfer_ids)):
-            self.settlements.done(target, transfer_ids)
+        """Tells decode that no WRITE of the transfers runs or will be posted; each is told once."""
+        owed = self.settlements.owed(target, transfer_ids)
+        telling = [one for one in owed if one not in self._telling]
+        if not telling:
+            return
+        self._telling.update(telling)
+        try:
+            if await self._bounded(target, "Settle", target.control.settle(telling)):
+                self.settlements.done(target, telling)
+        finally:
+            self._telling.difference_update(telling)
 
     async def renew(self, pushes: Sequence[KvPush]) -> list[KvPush]:
         """Renews the leases of one target; returns the pushes that decode has given up.

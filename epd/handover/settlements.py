@@ -51,6 +51,11 @@ class Settlements:
             if owed.connected and owed.transfer_ids
         ]
 
+    def owed(self, target: PushTarget, transfer_ids: list[str]) -> list[str]:
+        """Those of some transfers that the process does not know of yet."""
+        found = self._owed.get(target.instance_id)
+        return [one for one in transfer_ids if found is not None and one in found.transfer_ids]
+
     def done(self, target: PushTarget, transfer_ids: list[str]) -> None:
         """The process knows."""
         owed = self._owed.get(target.instance_id)

@@ -9,13 +9,18 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from epd.cleanup import cancel_and_wait
+from epd.errors import UnavailableError
 from epd.rpc.aliases import ServerInterceptor
 from epd.rpc.credentials import add_port, join_address
 from epd.rpc.handlers import LateHandlers
 from epd.rpc.options import MESSAGE_BYTES, server_options
+from epd.rpc.running_calls import RunningCalls
 from epd.rpc.server_config import ServerConfig
 
 _log = logging.getLogger(__name__)
+#: How long calls may take to end once they have been told to.
+_END_S = 2.0
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 
 
@@ -44,9 +49,10 @@ class GrpcServer:
         self._port = 0
         #: Stands in for the server in generated ``add_…Servicer_to_server`` functions.
         self.handlers = LateHandlers(self._service_names)
+        self._calls = RunningCalls()
         self._server = grpc.aio.server(
             handlers=[self.handlers],
-            interceptors=interceptors,
+            interceptors=[*interceptors, self._calls],
             options=server_options(message_bytes),
         )
 
@@ -103,12 +109,19 @@ class GrpcServer:
     async def stop(self) -> None:
         """Drains: NOT_SERVING, a wait so that routers notice, then running calls get their grace.
 
-        Calls that are left at the end of the grace period end with UNAVAILABLE.
+        Calls that are left at the end of the grace period end with UNAVAILABLE and a retry hint.
         """
         self._draining.set()
         await self._health.enter_graceful_shutdown()
         await asyncio.sleep(self._config.drain_notice_s)
-        await self._server.stop(self._config.drain_grace_s)
+        stopping = asyncio.ensure_future(self._server.stop(self._config.drain_grace_s + _END_S))
+        try:
+            await asyncio.wait({stopping}, timeout=self._config.drain_grace_s)
+            if not stopping.done():
+                self._calls.end(UnavailableError("shutting down", reason="SHUTTING_DOWN"))
+                await stopping
+        finally:
+            await cancel_and_wait(stopping)
 
     async def close(self) -> None:
         """Ends at once what :meth:`stop` has not ended, for instance after a failed start."""

@@ -200,6 +200,7 @@ def _dispatcher(
             culprit_grace_s=bounds.culprit_grace_s,
             linger_s=bounds.prefill_linger_s,
             control_timeout_s=bounds.control_timeout_s,
+            worker_patience_s=bounds.worker_patience_s,
         ),
         facts.image_token_id,
         EncoderPlacement(config.fleet.placed_images),
@@ -282,6 +283,7 @@ def _parts(
         retries=counter(context.telemetry.meter, semconv.REQUEST_RETRY),
         end_ids=facts.end_ids,
         first_token_timeout_s=bounds.first_token_timeout_s,
+        worker_patience_s=bounds.worker_patience_s,
         output_capacity=bounds.output_capacity,
         coalesce_s=bounds.coalesce_s,
     )

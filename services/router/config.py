@@ -97,6 +97,12 @@ class RequestConfig:
     first_token_timeout_s: float = option(
         120.0, help="longest time to the first token", unit="s", minimum=0.1
     )
+    worker_patience_s: float = option(
+        2.0,
+        help="how long a request waits for a worker to come where there is none",
+        unit="s",
+        minimum=0,
+    )
     max_requests: int = option(2048, help="most live requests", minimum=1)
     prefill_ahead: int = option(
         64, help="requests between dispatch and first token per prefill worker", minimum=1

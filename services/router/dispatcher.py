@@ -1,8 +1,9 @@
 """Runs one attempt of a request: chooses workers now and sends the request to them."""
 
 import asyncio
+import functools
 import time
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,11 +46,13 @@ class DispatchTimings:
         culprit_grace_s: How long a failed decode leg waits for prefill to tell the cause.
         linger_s: How long a prefill call may take to report after the answer is complete.
         control_timeout_s: Bound of each call that renews or releases handles.
+        worker_patience_s: How long an attempt waits for a worker where there is none.
     """
 
     culprit_grace_s: float
     linger_s: float
     control_timeout_s: float
+    worker_patience_s: float
 
 
 class Dispatcher:
@@ -215,6 +218,7 @@ class Dispatcher:
         self, work: Work, handles: HandleSet, encoded: EncodedImages, *, until_ready: bool = True
     ) -> None:
         images = work.prompt.images
+        await self._come(lambda: self._registry.available(Role.ENCODER), work)
         encoders = self._pool(self._registry.available(Role.ENCODER), work, "encoder")
         groups, first_choices = self._placement.place(images, encoders)
         self._affinity_hits.add(first_choices)
@@ -261,6 +265,8 @@ class Dispatcher:
             work.path.add("encoder.plan", time.monotonic_ns() - encoded.started_ns)
 
     async def _place(self, work: Work, expanded: ExpandedPrompt) -> Placement:
+        for role in (Role.PREFILL, Role.DECODE):
+            await self._come(functools.partial(self._registry.available, role), work)
         # Hashed first: between the choice and the booking nothing must come in between.
         prompt = await hashed_prompt(work, expanded, self._registry.available(Role.PREFILL))
         self._placer.notice(prompt)
@@ -279,6 +285,7 @@ class Dispatcher:
         """
         text = ExpandedPrompt(work.prompt.token_ids, (), 0)
         if not self.disaggregates():
+            await self._come(self._unified, work)
             unified = self._pool(self._unified(), work, "unified")
             # Without the images' places the hashes would be others.
             known = () if work.prompt.images else unified
@@ -293,6 +300,11 @@ class Dispatcher:
             return None
         work.prompt_tokens = len(text.token_ids)
         return alone
+
+    async def _come(self, workers: Callable[[], list[Worker]], work: Work) -> None:
+        """Waits for a worker where there is none: one that restarts is back in a moment."""
+        patience_s = min(self._timings.worker_patience_s, work.deadline.remaining_s())
+        await self._registry.wait_until(lambda: bool(workers()), patience_s)
 
     def _pool(self, workers: list[Worker], work: Work, kind: str) -> list[Worker]:
         if not workers:

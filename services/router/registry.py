@@ -78,6 +78,15 @@ class WorkerRegistry:
         """Digest of the only model that is used now; empty before the first worker."""
         return self._digest
 
+    async def model_soon(self, timeout_s: float) -> ServedModel:
+        """The model that is served, once a worker takes requests.
+
+        Raises:
+            UnavailableError: none does in time.
+        """
+        await self.wait_until(lambda: any(self.available(role) for role in Role), timeout_s)
+        return self.model()
+
     def model(self) -> ServedModel:
         """The model that is served.
 

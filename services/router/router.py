@@ -55,6 +55,7 @@ class RouterParts:
     retries: Counter
     end_ids: frozenset[int]
     first_token_timeout_s: float
+    worker_patience_s: float
     output_capacity: int
     coalesce_s: float
 
@@ -74,12 +75,12 @@ class Router:
             EpdError: with the status the client is to see; tokens sent before it stand.
         """
         path = CriticalPath()
-        model = self._served_model(call.model)
         self._parts.limits.check_stop(call.stop)
         self._parts.limits.check_constraint(call.sampling.constraint)
         with self._parts.admission.admitted(
             call.client, call.request_id, _image_bytes(call.prompt)
         ):
+            model = await self._served_model(call.model, deadline)
             record = RequestRecord(self._parts.telemetry, self._parts.metrics, call, model.name)
             output = self._output(call)
             # The task, not this generator, runs inside the span: a generator shares its context
@@ -106,7 +107,7 @@ class Router:
             EpdError: as for :meth:`generate`.
         """
         with self._parts.admission.admitted(client, request_id, _image_bytes(prompt)):
-            built = await self._parts.builder.build(prompt, self._parts.registry.model())
+            built = await self._parts.builder.build(prompt, await self._model(deadline))
             if built.images and not self._parts.dispatcher.disaggregates():
                 raise UnsupportedFeatureError(
                     "counting images needs an encoder", reason="COUNT_NEEDS_ENCODER"
@@ -179,8 +180,12 @@ class Router:
             work.path.add(ROUTER_QUEUE, time.monotonic_ns() - started_ns)
             yield turn
 
-    def _served_model(self, name: str) -> ServedModel:
-        model = self._parts.registry.model()
+    async def _model(self, deadline: Deadline) -> ServedModel:
+        patience_s = min(self._parts.worker_patience_s, deadline.remaining_s())
+        return await self._parts.registry.model_soon(patience_s)
+
+    async def _served_model(self, name: str, deadline: Deadline) -> ServedModel:
+        model = await self._model(deadline)
         if name and name != model.name:
             raise InvalidRequestError(
                 f"model {name!r} is not served, {model.name!r} is",

@@ -65,6 +65,7 @@ def files(seed: int, count: int) -> Iterator[bytes]:
     return (mutated(generator) for _ in range(count))
 
 
+@pytest.mark.filterwarnings("ignore")  # Pillow has something to say about most of these files
 def test_headers_of_mutated_files_are_read_or_refused_quickly() -> None:
     limits = ImageLimits()
     slowest_s = 0.0

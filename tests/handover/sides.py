@@ -88,6 +88,8 @@ class DirectControl:
         self.receiver = receiver
         self.sender_instance_id = sender_instance_id
         self.error = None
+        #: Holds Settles up until it is set.
+        self.settle_gate = None
         self.calls = []
 
     def count(self, name):
@@ -115,6 +117,8 @@ class DirectControl:
 
     async def settle(self, transfer_ids):
         self._note("settle", *transfer_ids)
+        if self.settle_gate is not None:
+            await self.settle_gate.wait()
         self.receiver.settle(transfer_ids)
 
 

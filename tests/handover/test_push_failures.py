@@ -57,8 +57,7 @@ async def test_failure_while_writes_run_is_unsettled_first_and_settled_after(mak
             await pair.prefill.run_request("t", pair.target, 40)
         await pair.idle()
         (told,) = [call for call in pair.control.calls if call[1] == "fail"]
-        # The renewal tick may repeat a Settle that is under way; it is idempotent.
-        settled, *_ = [call for call in pair.control.calls if call[1] == "settle"]
+        (settled,) = [call for call in pair.control.calls if call[1] == "settle"]
         assert told[4] is False
         assert settled[0] > told[0]
         await pair.idle()
@@ -338,6 +337,18 @@ async def test_an_unreachable_decode_gets_its_settle_later(make):
         assert pair.decode.pool.num_used == 3
         pair.control.error = None
         await pair.idle()
+
+
+async def test_a_settle_under_way_is_not_repeated_by_the_tick(make):
+    async with make(prefill={"renew_interval_s": 0.02}).running() as pair:
+        pair.control.settle_gate = asyncio.Event()
+        async with pair.prefill.sender.push("t", "t", pair.target, 40):
+            pass
+        await eventually(lambda: pair.control.count("settle"))
+        await asyncio.sleep(0.2)  # ten ticks
+        pair.control.settle_gate.set()
+        await pair.idle()
+        assert pair.control.count("settle") == 1
 
 
 async def test_damaged_seal_is_data_loss_and_no_token(make):

@@ -12,8 +12,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from epd.errors import UnavailableError
 from epd.fleet.process import FleetError, ServiceProcess
 from epd.rpc.health_probe import ProbeConfig, probe
+from epd.rpc.status import error_from_rpc
 from epd.telemetry.prometheus import scrape
 from epd.v1 import prefill_pb2, prefill_pb2_grpc
 
@@ -102,7 +104,9 @@ def test_what_outlasts_the_grace_period_ends_with_unavailable(tmp_path):
             process.send_signal(signal.SIGTERM)
             with pytest.raises(grpc.RpcError) as caught:
                 list(stream)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        error = error_from_rpc(caught.value)
+        assert isinstance(error, UnavailableError)
+        assert (error.reason, error.retry_after_s > 0) == ("SHUTTING_DOWN", True)
         assert process.wait(60) == 0
 
 

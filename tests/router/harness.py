@@ -27,6 +27,7 @@ from tests.router.fake_workers import FakeDecode, FakeEncoder, FakePrefill, Fake
 #: Quick reactions, so that tests need not wait.
 FAST = {
     "worker-wait-s": "5",
+    "worker-patience-s": "0.3",
     "worker-backoff-s": "0.02",
     "worker-max-backoff-s": "0.1",
     "worker-silence-s": "10",

@@ -11,6 +11,7 @@ from epd.errors import (
     InvalidRequestError,
     ResourceExhaustedError,
     TransferFailedError,
+    UnavailableError,
 )
 from epd.rpc.status import error_from_rpc
 from epd.v1 import router_pb2
@@ -204,15 +205,40 @@ async def test_a_full_worker_is_not_tried_twice_when_there_is_no_other(
     assert fleet.prefill.calls["Prefill"] == 1
 
 
-async def test_without_workers_the_answer_is_unavailable_at_once(model: Path, fleet: Fleet) -> None:
+@pytest.mark.parametrize("role", ["encoder", "prefill", "decode"])
+async def test_without_workers_the_answer_is_unavailable_with_a_hint_after_the_patience(
+    model: Path, fleet: Fleet, role: str
+) -> None:
     async with running(*fleet.workers), router(model, fleet.workers) as served:
-        await fleet.prefill.stop()
-        await asyncio.sleep(0.1)
+        await getattr(fleet, role).stop()
+        await _gone(served, role)
         started = time.monotonic()
-        error = await failure(served.stub.Generate(request()))
-        assert time.monotonic() - started < 1.0
-    assert error.code() is grpc.StatusCode.UNAVAILABLE
-    assert error_from_rpc(error).reason == "NO_PREFILL_WORKER"
+        async with asyncio.timeout(20):
+            error = await failure(served.stub.Generate(request("hi", [b"image"])))
+        assert time.monotonic() - started > 0.25
+    told = error_from_rpc(error)
+    assert isinstance(told, UnavailableError)
+    assert told.reason == f"NO_{role.upper()}_WORKER"
+    assert told.retry_after_s > 0
+
+
+@pytest.mark.parametrize("lost", [("prefill",), ("encoder",), ("encoder", "prefill", "decode")])
+async def test_a_request_waits_for_a_worker_that_is_about_to_be_back(
+    model: Path, fleet: Fleet, lost: tuple[str, ...]
+) -> None:
+    settings = {"worker_patience_s": "30"}
+    async with running(*fleet.workers), router(model, fleet.workers, **settings) as served:
+        for role in lost:
+            await getattr(fleet, role).stop()
+            await _gone(served, role)
+        call = asyncio.create_task(collect(served.stub.Generate(request("hi", [b"image"]))))
+        await asyncio.sleep(0.3)
+        assert not call.done()
+        for role in lost:  # again, at its address
+            await getattr(fleet, role).start()
+        answer = await call
+    assert answer.completion is not None
+    assert answer.completion.attempt_count == 1
 
 
 async def test_a_worker_bug_is_internal_with_a_fixed_text(model: Path, fleet: Fleet) -> None:
@@ -224,6 +250,13 @@ async def test_a_worker_bug_is_internal_with_a_fixed_text(model: Path, fleet: Fl
         error = await failure(served.stub.Generate(request()))
     assert error.code() is grpc.StatusCode.INTERNAL
     assert "secret" not in str(error.details())
+
+
+async def _gone(served: RunningRouter, role: str) -> None:
+    """Waits until the router knows that the only worker of a role has gone."""
+    async with asyncio.timeout(15):
+        while any(state.healthy for state in await _workers(served) if state.role == role):
+            await asyncio.sleep(0.01)
 
 
 async def _workers(served: RunningRouter) -> list[router_pb2.WorkerStatus]:
