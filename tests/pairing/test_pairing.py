@@ -169,13 +169,26 @@ async def test_a_process_restarted_at_its_address_is_a_new_peer_five_times() -> 
         assert prefill.log == expected
 
 
-async def test_a_layout_mismatch_is_refused_at_first_contact_naming_both_values() -> None:
-    other = dataclasses.replace(LAYOUT, block_size=32)
+@pytest.mark.parametrize(
+    ("field", "here", "there"),
+    [
+        ("block_size", 32, 16),
+        ("dtype", "bfloat16", "float32"),
+        ("model_digest", "bb", "aa"),
+        ("layer_count", 3, 2),
+        ("kv_head_count", 4, 2),  # F22: another degree of tensor parallelism
+        ("head_dim", 16, 8),
+    ],
+)
+async def test_a_layout_mismatch_is_refused_at_first_contact_naming_both_values(
+    field: str, here: object, there: object
+) -> None:
+    other = dataclasses.replace(LAYOUT, **{field: here})  # type: ignore[arg-type]
     async with (
         decode_end("d1", layout=other) as (port, end),
         PrefillEnd(f"127.0.0.1:{port}") as prefill,
     ):
-        with pytest.raises(LayoutMismatchError, match=r"block_size: 32 here, 16 there"):
+        with pytest.raises(LayoutMismatchError, match=f"{field}: {here} here, {there} there"):
             await prefill.peers.find(f"127.0.0.1:{port}", "d1")
         assert (prefill.log, end.log) == ([], [])
 

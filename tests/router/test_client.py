@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from epd import errors
 from epd.cli.main import app
 from epd.client import EpdClient, Image, Message, RawText, Sampling, Tokens
+from epd.image_digest import image_digest
 from epd.sampling import FinishReason
 from tests.router.conftest import Fleet
 from tests.router.fake_workers import answer_token
@@ -90,6 +91,20 @@ async def test_errors_are_typed(model: Path, fleet: Fleet) -> None:
     async with EpdClient("127.0.0.1:1") as nobody:
         with pytest.raises(errors.UnavailableError):
             await nobody.model()
+
+
+async def test_f29_an_image_file_that_has_changed_is_another_image(
+    model: Path, fleet: Fleet, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.png"
+    async with connected(model, fleet) as client:
+        for data in (b"first", b"second", b"first"):
+            file.write_bytes(data)
+            await client.collect("what?", images=[file], sampling=EIGHT)
+    first, second = (image_digest("d1", "p1", data) for data in (b"first", b"second"))
+    assert fleet.encoder.seen == [first, second, first]
+    used = [call.images[0].handle.digest for call in fleet.prefill.requests]
+    assert used == [first, second, first]
 
 
 async def test_leaving_the_stream_cancels_the_request(model: Path, fleet: Fleet) -> None:
