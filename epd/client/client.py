@@ -19,6 +19,7 @@ from epd.client.prompts import (
     refuse_images,
 )
 from epd.client.sampling import Sampling, sampling_to_proto
+from epd.errors import InvalidRequestError
 from epd.rpc.channels import open_channel
 from epd.rpc.options import IMAGE_MESSAGE_BYTES
 from epd.rpc.status import error_from_rpc
@@ -89,6 +90,7 @@ class EpdClient:
         Raises:
             ValueError: images beside a prompt that is no text.
             OSError: an image file cannot be read.
+            InvalidRequestError: the images together are longer than a message may be.
         """
         request = router_pb2.GenerateRequest(
             request_id=request_id,
@@ -105,6 +107,7 @@ class EpdClient:
             request.text_prompt = prompt.text
         else:
             request.conversation.CopyFrom(conversation(prompt, images))
+        _check_size(request)
         call = self._router.Generate(
             request, timeout=timeout_s or self._timeout_s, metadata=self._metadata()
         )
@@ -132,6 +135,7 @@ class EpdClient:
             request.text_prompt = prompt.text
         else:
             request.conversation.CopyFrom(conversation(prompt, images))
+        _check_size(request)
         response = await self._unary(self._router.CountTokens, request)
         return int(response.token_count)
 
@@ -152,3 +156,13 @@ class EpdClient:
             return await method(request, timeout=self._timeout_s, metadata=self._metadata())
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
+
+
+def _check_size(request: router_pb2.GenerateRequest | router_pb2.CountTokensRequest) -> None:
+    """Says what gRPC would answer with RESOURCE_EXHAUSTED, as if trying again could help."""
+    if request.ByteSize() > IMAGE_MESSAGE_BYTES:
+        raise InvalidRequestError(
+            f"the request has {request.ByteSize()} bytes, a message may have {IMAGE_MESSAGE_BYTES}",
+            field="conversation.messages",
+            reason="REQUEST_TOO_LARGE",
+        )

@@ -107,6 +107,17 @@ async def test_f29_an_image_file_that_has_changed_is_another_image(
     assert used == [first, second, first]
 
 
+async def test_a_request_longer_than_a_message_may_be_is_invalid(model: Path, fleet: Fleet) -> None:
+    images = [bytes(12 << 20)] * 3
+    async with connected(model, fleet) as client:
+        with pytest.raises(errors.InvalidRequestError) as raised:
+            await client.collect("what?", images=images)
+        with pytest.raises(errors.InvalidRequestError):
+            await client.count_tokens("what?", images)
+    assert raised.value.reason == "REQUEST_TOO_LARGE"
+    assert not fleet.encoder.seen
+
+
 async def test_leaving_the_stream_cancels_the_request(model: Path, fleet: Fleet) -> None:
     fleet.decode.token_s = 0.2  # minutes in all
     async with connected(model, fleet) as client:
