@@ -26,7 +26,7 @@ from tests.router.fake_workers import FakeDecode, FakeEncoder, FakePrefill, Fake
 
 #: Quick reactions, so that tests need not wait.
 FAST = {
-    "worker-wait-s": "5",
+    "worker-wait-s": "30",
     "worker-patience-s": "0.3",
     "worker-backoff-s": "0.02",
     "worker-max-backoff-s": "0.1",

@@ -42,9 +42,10 @@ def error_of(body):
 
 
 async def test_probes_tell_whether_requests_are_welcome(model, fleet):
-    settings = {"worker_wait_s": "0.1", "metrics_port": "0"}
+    settings = {"metrics_port": "0"}
+    alone = {"worker_wait_s": "0.1", "decodes": "127.0.0.1:1", **settings}
     few = [fleet.encoder, fleet.prefill]
-    async with running(*few), router(model, few, decodes="127.0.0.1:1", **settings) as served:
+    async with running(*few), router(model, few, **alone) as served:
         assert (await exchange(served.http, get("/health")))[0] == 200
         status, _, body = await exchange(served.http, get("/ready"))
         assert (status, body) == (503, b"no workers")
@@ -63,7 +64,7 @@ async def test_probes_tell_whether_requests_are_welcome(model, fleet):
 async def test_bodies_are_bounded_in_size_time_and_shape(model, fleet):
     async with (
         running(*fleet.workers),
-        router(model, fleet.workers, http_body_bytes="1000", http_body_timeout_s="0.3") as served,
+        router(model, fleet.workers, http_body_bytes="1000", http_body_timeout_s="2") as served,
     ):
         status, _, body = await exchange(served.http, post(b"x" * 2000))
         assert (status, error_of(body)["code"]) == (413, "body_too_large")
