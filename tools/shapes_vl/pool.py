@@ -18,7 +18,6 @@ from .model import MAX_PIXELS, MERGE_SIZE, MIN_PIXELS, PATCH_SIZE
 from .render import random_canvas, render
 from .scene import Scene, changed_scene, confusing_scene, random_scene
 
-
 CONFUSING: Final = 0.5  # share of scenes in which the colour alone does not identify a shape
 
 
