@@ -28,7 +28,7 @@ from epd.fleet.plan import FleetPlan
 from epd.v1.router_pb2_grpc import RouterServiceStub
 
 BLOCK = 32
-_LOW_ID, _HIGH_ID = 20, 500
+_LOW_ID, _HIGH_ID = 20, 250  # in the vocabulary of every model, byte-level ones too
 ARMS = ("random", "predicted")
 
 

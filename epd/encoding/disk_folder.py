@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -64,8 +65,9 @@ class DiskFolder:
         """As :func:`read_record`; the time of the last use is kept in the file's own."""
         path = self._file(digest)
         read_record(path, digest, spec, memory)
+        now_ns = time.time_ns()  # the kernel's own stamps are milliseconds apart
         with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
-            os.utime(path)
+            os.utime(path, ns=(now_ns, now_ns))
 
     def write(
         self,
