@@ -267,7 +267,8 @@ async def test_a_write_that_comes_after_its_lease_is_refused_by_a_two_sided_tran
     """Its receive plan has ended with the lease, so it never lands at all."""
     async with make(decode={"num_blocks": 16}).running() as pair:
         prefill, decode = pair.prefill, pair.decode
-        scratch, slot = prefill.slots.segment_of(0), decode.slots.segment_of(0)
+        slot = decode.slots.segment_of(0)
+        scratch = dataclasses.replace(prefill.slots.segment_of(0), length=slot.length)
         # The pair's group is made with the first transfer; that must not count as a stall.
         await asyncio.wrap_future(
             prefill.agent.read(decode.descriptor.agent_name, [scratch], [slot])

@@ -115,7 +115,9 @@ async def test_every_answer_under_random_faults_is_right_or_a_typed_error_and_no
             return await asyncio.to_thread(held, fleet)
 
         minutes = 10 if full_run else 1
-        before = await phase(50 * minutes, processes_too=True)
+        await phase(40 * minutes, processes_too=True)
+        # A process that was started again just now has not met all its peers yet.
+        before = await phase(10 * minutes, processes_too=False)
         after = await phase(10 * minutes, processes_too=False)
 
         outcomes, faults = load.outcomes, forced(fleet) + chaos.done
