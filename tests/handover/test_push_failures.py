@@ -265,7 +265,7 @@ async def test_a_write_that_lands_after_its_lease_finds_its_blocks_in_quarantine
 @pytest.mark.parametrize("transport", ["collective"])
 async def test_a_write_that_comes_after_its_lease_is_refused_by_a_two_sided_transport(make):
     """Its receive plan has ended with the lease, so it never lands at all."""
-    async with make(decode={"num_blocks": 16}).running() as pair:
+    async with make(decode={"num_blocks": 16, "leases": BRIEF}).running() as pair:
         prefill, decode = pair.prefill, pair.decode
         slot = decode.slots.segment_of(0)
         scratch = dataclasses.replace(prefill.slots.segment_of(0), length=slot.length)
