@@ -38,7 +38,7 @@ class Stages:
         error: BaseException | None = None,
     ) -> None:
         """Records a stage that has ended; ``time.monotonic_ns`` at both ends."""
-        self.durations_ns[name] = self.durations_ns.get(name, 0) + end_ns - start_ns
+        self.count(name, end_ns - start_ns)
         record_stage(
             self._tracer,
             name,
@@ -48,6 +48,10 @@ class Stages:
             attributes=attributes,
             error_type=None if error is None else error_type(error),
         )
+
+    def count(self, name: str, duration_ns: int) -> None:
+        """Adds to a stage without a span: one too short for it, or one that has another's."""
+        self.durations_ns[name] = self.durations_ns.get(name, 0) + duration_ns
 
     @contextmanager
     def stage(self, name: str) -> Iterator[dict[str, Attribute]]:

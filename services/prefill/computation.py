@@ -95,6 +95,8 @@ async def _prefill_done(events: AsyncIterator[EngineEvent], stages: Stages) -> P
                 case Admitted():
                     if event.queue_ns > ENGINE_QUEUE_NOTABLE_NS:
                         stages.add(semconv.SPAN_QUEUE, now_ns - event.queue_ns, now_ns)
+                    else:
+                        stages.count(semconv.SPAN_QUEUE, event.queue_ns)
                     start_ns = now_ns
                 case PrefillDone():
                     end_ns = event.forward_ended_ns

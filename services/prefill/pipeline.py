@@ -117,9 +117,10 @@ class PrefillPipeline:
             async with self._sender.push(
                 engine_id, job.transfer_id, peer.target, len(job.token_ids), hashes
             ) as push:
-                stages.durations_ns[semconv.SPAN_RESERVE] = time.monotonic_ns() - asked_ns
+                stages.count(semconv.SPAN_RESERVE, time.monotonic_ns() - asked_ns)
                 compute = self._computation.run(job, engine_id, matcher, custody, stages)
                 done = await _unless_failed(push, compute)
+                stages.count(semconv.STAGE_DELIVER, time.monotonic_ns() - done.forward_ended_ns)
                 first_token = _first_token(done, stages)
                 if done.finish_reason is not None:
                     # Leaving without a seal gives the reservation back.
