@@ -79,7 +79,7 @@ class EngineCore:
         if plan.runs:
             # Counted before: posting a sequence's first token makes it a decoding one.
             lengths = [run.end - run.start for run in plan.runs if run.sequence.is_prefilling]
-            drawn = self._run(plan.runs)
+            drawn = self._run(plan.runs, now)
             seconds = (time.monotonic_ns() - now) / 1e9
             self._scheduler.chunk_limit.observe(
                 len(plan.runs) - len(lengths), sum(lengths), seconds
@@ -115,12 +115,12 @@ class EngineCore:
             self._end(sequence, Failed(error))
 
     @torch.inference_mode()
-    def _run(self, runs: Items[ScheduledRun]) -> list[DrawnToken]:
+    def _run(self, runs: Items[ScheduledRun], planned_ns: int) -> list[DrawnToken]:
         """The device's part of a step: one drawn token per run that reaches its sequence's end."""
-        now = time.monotonic_ns()
         for run in runs:
             if run.sequence.is_prefilling and not run.sequence.prefill_started_ns:
-                run.sequence.prefill_started_ns = now
+                # Waiting ended with the plan: what comes between is part of the step.
+                run.sequence.prefill_started_ns = planned_ns
         logits = self._runner.run(
             [self._token_run(run) for run in runs], self._layer_callback(runs)
         )
