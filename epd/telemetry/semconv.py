@@ -89,6 +89,8 @@ STAGE_SPANS = (
 )
 #: A stage that shows in timings and is no span: an embedding came from the disk tier.
 STAGE_DISK_READ = "disk_read"
+#: Likewise: digests and headers of a call's images are read, and memory is granted.
+STAGE_PLAN = "plan"
 #: Likewise: from the engine's first token to the reply on the event loop.
 STAGE_DELIVER = "deliver"
 EVENT_FIRST_TOKEN = "first_token"

@@ -34,11 +34,16 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         started_ns = time.monotonic_ns()
         images = images_from_proto(request)
         trace.get_current_span().set_attribute(semconv.EPD_IMAGE_COUNT, len(images))
+        plan_ns = 0
         async with aclosing(self._encoder.encode(images, request.attempt_id)) as events:
             async for event in events:
+                service_ns = time.monotonic_ns() - started_ns
+                plan_ns = plan_ns or service_ns
                 if isinstance(event, ImageReady):
                     self._record(event)
-                yield self._responses.to_proto(event, time.monotonic_ns() - started_ns)
+                    yield self._responses.ready(event, plan_ns, service_ns)
+                else:
+                    yield self._responses.planned(event)
 
     async def AwaitReady(
         self, request: encoder_pb2.AwaitReadyRequest, context: ServicerContext

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from epd.encoding.encode_events import (
     EmbeddingHandle,
-    EncodeEvent,
     ImageInput,
     ImagePlanned,
     ImageReady,
     Stage,
 )
 from epd.errors import InvalidRequestError
+from epd.telemetry import semconv
 from epd.transfer.base import AgentDescriptor
 from epd.v1 import common_pb2, encoder_pb2
 from epd.wire.timings import timings_to_proto
@@ -43,11 +43,26 @@ class EncodeResponses:
         self._agents = agents_to_proto(agents)
         self._address = address
 
-    def to_proto(self, event: EncodeEvent, service_ns: int) -> encoder_pb2.EncodeResponse:
-        """The wire form of an event that comes ``service_ns`` after the call's start."""
-        if isinstance(event, ImagePlanned):
-            return encoder_pb2.EncodeResponse(planned=self._planned(event))
-        return encoder_pb2.EncodeResponse(ready=_ready(event, service_ns))
+    def ready(self, event: ImageReady, plan_ns: int, service_ns: int) -> encoder_pb2.EncodeResponse:
+        """An image's embedding is in place.
+
+        Args:
+            event: What the encoder says.
+            plan_ns: From the call's start until all its images were planned.
+            service_ns: From the call's start until now.
+        """
+        timings = {semconv.STAGE_PLAN: plan_ns, **_durations(event.stages)}
+        return encoder_pb2.EncodeResponse(
+            ready=encoder_pb2.Ready(
+                image_index=event.image_index,
+                timings=timings_to_proto(timings),
+                service_ns=service_ns,
+            )
+        )
+
+    def planned(self, event: ImagePlanned) -> encoder_pb2.EncodeResponse:
+        """An image has been read so far that its place in the prompt is known."""
+        return encoder_pb2.EncodeResponse(planned=self._planned(event))
 
     def _planned(self, event: ImagePlanned) -> encoder_pb2.Planned:
         plan = event.handle.spec.plan
@@ -74,14 +89,6 @@ class EncodeResponses:
             lease_ms=int(handle.lease_s * 1000),
             encoder_address=self._address,
         )
-
-
-def _ready(event: ImageReady, service_ns: int) -> encoder_pb2.Ready:
-    return encoder_pb2.Ready(
-        image_index=event.image_index,
-        timings=timings_to_proto(_durations(event.stages)),
-        service_ns=service_ns,
-    )
 
 
 def _durations(stages: Sequence[Stage]) -> dict[str, int]:
