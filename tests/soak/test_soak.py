@@ -28,6 +28,9 @@ FAULTS = (
 KINDS = {"fail_post", "fail_running", "drop_notice", "corrupt", "late", "fail_read"}
 #: Descriptors and tasks that come and go with connections that are being made anew.
 SLACK = 8
+#: After a failed transfer the connection is made anew, and UCX keeps sockets of the old one until
+#: the process ends; measured: one to three at either end.
+SOCKETS_PER_FAILURE = 4
 
 
 def flags(seed):
@@ -118,7 +121,9 @@ async def test_every_answer_under_random_faults_is_right_or_a_typed_error_and_no
         await phase(40 * minutes, processes_too=True)
         # A process that was started again just now has not met all its peers yet.
         before = await phase(10 * minutes, processes_too=False)
+        failed = forced(fleet).total()
         after = await phase(10 * minutes, processes_too=False)
+        failed = forced(fleet).total() - failed
 
         outcomes, faults = load.outcomes, forced(fleet) + chaos.done
         retried = fleet.scrape("router").total("epd_request_retry_total")
@@ -132,9 +137,13 @@ async def test_every_answer_under_random_faults_is_right_or_a_typed_error_and_no
         assert not outcomes.wrong, outcomes.wrong[:10]
         assert set(faults) >= KINDS | {"hang", "silence", "kill"}
         assert outcomes.finished >= 50
+        more = (SLACK + SOCKETS_PER_FAILURE * failed, SLACK)
         grown = {
             name: (before[name], counts)
             for name, counts in after.items()
-            if any(now > then + SLACK for then, now in zip(before[name], counts, strict=True))
+            if any(
+                now > then + allowed
+                for then, now, allowed in zip(before[name], counts, more, strict=True)
+            )
         }
         assert not grown, f"descriptors and tasks, before and after: {grown}"
