@@ -92,7 +92,11 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config):
     lines = [
         f"date     {time.strftime('%Y-%m-%d', time.gmtime())}",
         f"python   {platform.python_version()}, {os.cpu_count()} cores",
-        *(f"{name:<8} {metadata.version(name)}" for name in ("torch", "grpcio", "nixl-cu12")),
+        *(
+            # Which build of it, the machine decides.
+            f"{name:<8} {metadata.version(name).partition('+')[0]}"
+            for name in ("torch", "grpcio", "nixl-cu12")
+        ),
         "",
         *(f"{folder:<20} {count} passed" for folder, count in sorted(by_folder.items())),
         "",

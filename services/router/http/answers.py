@@ -23,16 +23,17 @@ class AnswerFormat(abc.ABC):
     """The shape of one endpoint's answers; one object per request.
 
     Args:
-        answer_id: The answer's name.
+        request_id: The first choice's.
         model: As clients call it.
         logprobs: What spells tokens; None when log probabilities were not asked for.
     """
 
+    id_prefix: str
     whole_object: str
     chunk_object: str
 
-    def __init__(self, answer_id: str, model: str, logprobs: TokenBytes | None) -> None:
-        self._answer_id = answer_id
+    def __init__(self, request_id: str, model: str, logprobs: TokenBytes | None) -> None:
+        self._answer_id = f"{self.id_prefix}-{request_id}"
         self._model = model
         self._created_s = int(time.time())
         self._logprobs = logprobs
@@ -80,6 +81,7 @@ class AnswerFormat(abc.ABC):
 class ChatFormat(AnswerFormat):
     """Chat completions."""
 
+    id_prefix = "chatcmpl"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
@@ -118,6 +120,7 @@ class ChatFormat(AnswerFormat):
 class CompletionFormat(AnswerFormat):
     """Completions: text without roles."""
 
+    id_prefix = "cmpl"
     whole_object = "text_completion"
     chunk_object = "text_completion"
 

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -22,16 +22,15 @@ from epd.rpc.status import root_error
 from epd.telemetry.setup import Telemetry
 from epd.text.token_bytes import TokenBytes
 from services.router.api_keys import ApiKeys
-from services.router.calls import GenerateCall
+from services.router.calls import Conversation, GenerateCall, TextPrompt, TokenPrompt
 from services.router.choices import choices_of, generate_choices
 from services.router.deadline import Deadline
 from services.router.http.answers import AnswerFormat, ChatFormat, CompletionFormat
 from services.router.http.body import BodyReader
-from services.router.http.chat_request import read_chat_request
-from services.router.http.completion_request import read_completion_request
+from services.router.http.chat_request import ChatRequest, read_chat_request
+from services.router.http.completion_request import CompletionRequest, read_completion_request
 from services.router.http.errors import error_response, error_shape
 from services.router.http.exchange import EventStream, unless_gone, whole_answer
-from services.router.http.stream_options import StreamOptions
 from services.router.http.telemetry import HttpTelemetry
 from services.router.registry import WorkerRegistry
 from services.router.router import Router
@@ -107,36 +106,14 @@ class _Endpoints:
             max_choices=self._parts.max_choices,
         )
         asked = await self._parts.bodies.read(request, read)
-        call = GenerateCall(
-            request_id(),
-            asked.model,
-            asked.conversation,
-            asked.sampling,
-            asked.stop,
-            client=request.state.client,
-        )
-        spelling = self._parts.token_bytes if asked.logprobs else None
-        answer = ChatFormat(f"chatcmpl-{call.request_id}", model.name, spelling)
-        calls = choices_of(call, asked.choice_count)
-        return await self._answer(request, calls, answer, asked.stream)
+        return await self._answer(request, asked, asked.conversation, ChatFormat, model.name)
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         model = self._parts.registry.model()
         read = functools.partial(read_completion_request, max_choices=self._parts.max_choices)
         asked = await self._parts.bodies.read(request, read)
-        call = GenerateCall(
-            request_id(),
-            asked.model,
-            asked.prompt,
-            asked.sampling,
-            asked.stop,
-            client=request.state.client,
-        )
-        spelling = self._parts.token_bytes if asked.logprobs else None
-        answer = CompletionFormat(f"cmpl-{call.request_id}", model.name, spelling)
-        calls = choices_of(call, asked.choice_count)
-        return await self._answer(request, calls, answer, asked.stream)
+        return await self._answer(request, asked, asked.prompt, CompletionFormat, model.name)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -172,20 +149,32 @@ class _Endpoints:
     async def _answer(
         self,
         request: Request,
-        calls: Sequence[GenerateCall],
-        answer: AnswerFormat,
-        stream: StreamOptions | None,
+        asked: ChatRequest | CompletionRequest,
+        prompt: Conversation | TextPrompt | TokenPrompt,
+        answer_format: type[AnswerFormat],
+        model: str,
     ) -> Response:
+        call = GenerateCall(
+            request_id(),
+            asked.model,
+            prompt,
+            asked.sampling,
+            asked.stop,
+            client=request.state.client,
+        )
+        spelling = self._parts.token_bytes if asked.logprobs else None
+        answer = answer_format(call.request_id, model, spelling)
+        calls = choices_of(call, asked.choice_count)
         deadline = Deadline(self._parts.request_timeout_s)
         events = generate_choices(self._parts.router, calls, deadline)
-        if stream is None:
+        if asked.stream is None:
             return await unless_gone(request.receive, whole_answer(events, answer))
         try:
             first = await unless_gone(request.receive, anext(events))
         except BaseException:
             await events.aclose()
             raise
-        return EventStream(events, first, answer, stream, self._parts.send_timeout_s)
+        return EventStream(events, first, answer, asked.stream, self._parts.send_timeout_s)
 
     def _model(self) -> dict[str, object]:
         model = self._parts.registry.model()
