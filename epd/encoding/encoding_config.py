@@ -10,7 +10,7 @@ from epd.config import option
 from epd.encoding.disk_tier import DiskTierConfig
 from epd.encoding.encode_batcher import BatcherConfig
 from epd.encoding.image_limits import READABLE_FORMATS, ImageLimits
-from epd.encoding.preprocess import PreprocessConfig
+from epd.encoding.preprocess_config import PreprocessConfig
 from epd.engine.families.base import ModelFamily
 
 _MIB = 1 << 20

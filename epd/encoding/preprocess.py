@@ -5,37 +5,14 @@ caused it, and only that lane's process is replaced.
 """
 
 import asyncio
-import contextlib
 import logging
-import multiprocessing
-import os
-import signal
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
-from pathlib import Path
 
-from epd.encoding import preprocess_worker
-from epd.encoding.image_limits import ImageLimits
-from epd.encoding.preprocess_worker import ProcessedImage, RefusedImage
+from epd.encoding.preprocess_config import PreprocessConfig
+from epd.encoding.preprocess_lane import LaneBrokenError, PreprocessLane
+from epd.encoding.preprocess_worker import FailedImage, Image, ProcessedImage, RefusedImage
 from epd.errors import DeadlineExceededError, InternalError, InvalidRequestError, UnavailableError
 
 logger = logging.getLogger(__name__)
-
-#: File, path in the request, size for a draft.
-_Image = tuple[bytes, str, tuple[int, int] | None]
-
-
-@dataclass(frozen=True)
-class PreprocessConfig:
-    """Size and bounds of the pool. ``memory_bytes`` bounds each process's address space."""
-
-    model_folder: Path
-    limits: ImageLimits = field(default_factory=ImageLimits)
-    processes: int = 1
-    timeout_s: float = 30.0
-    start_timeout_s: float = 60.0
-    memory_bytes: int = 4 * 1024**3
 
 
 class PreprocessPool:
@@ -46,26 +23,28 @@ class PreprocessPool:
 
     def __init__(self, config: PreprocessConfig) -> None:
         self._config = config
-        self._lanes = [_Lane(config) for _ in range(config.processes)]
-        self._free: asyncio.Queue[_Lane] = asyncio.Queue()
+        self._lanes = [PreprocessLane(config) for _ in range(config.processes)]
+        self._free: asyncio.Queue[PreprocessLane] = asyncio.Queue()
         self._jobs: set[asyncio.Task[None]] = set()
+        self._stopping = False
         self.restarts = 0
 
     async def start(self) -> None:
         """Starts all processes. Raises UnavailableError when one does not come up."""
         async with asyncio.TaskGroup() as group:
             for lane in self._lanes:
-                group.create_task(lane.start())
+                group.create_task(lane.ensure_started())
         for lane in self._lanes:
             self._free.put_nowait(lane)
 
     async def stop(self) -> None:
         """Ends all processes, whatever they are doing, and waits until they are gone."""
+        self._stopping = True
         for job in self._jobs:
             job.cancel()
         await asyncio.gather(*self._jobs, return_exceptions=True)
         for lane in self._lanes:
-            await asyncio.to_thread(lane.kill, wait=True)
+            await lane.stop()
 
     async def process(
         self, data: bytes, field: str, draft_size: tuple[int, int] | None = None
@@ -84,26 +63,37 @@ class PreprocessPool:
             InvalidRequestError: the file is not a readable image.
             DeadlineExceededError: it took longer than ``timeout_s``; its process was killed.
             InternalError: the process crashed or its image processor failed.
-            UnavailableError: no process can be started.
+            UnavailableError: no process can be started, or the pool has stopped.
         """
         lane = await self._free.get()
+        if self._stopping:
+            self._free.put_nowait(lane)  # the next who waits hears of it too
+            raise UnavailableError("the encoder has stopped", reason="ENCODER_STOPPED")
         result: asyncio.Future[ProcessedImage] = asyncio.get_running_loop().create_future()
         image = (data, field, draft_size)
         job = asyncio.create_task(self._run(lane, image, result))
         self._jobs.add(job)
-        job.add_done_callback(self._jobs.discard)
+        job.add_done_callback(lambda job: self._end(job, lane, result))
         return await result
 
+    def _end(
+        self,
+        job: "asyncio.Task[None]",
+        lane: PreprocessLane,
+        result: "asyncio.Future[ProcessedImage]",
+    ) -> None:
+        """Also for a job that was cancelled before its first step, which runs no ``finally``."""
+        self._jobs.discard(job)
+        self._free.put_nowait(lane)
+        result.cancel()
+
     async def _run(
-        self, lane: "_Lane", image: _Image, result: "asyncio.Future[ProcessedImage]"
+        self, lane: PreprocessLane, image: Image, result: "asyncio.Future[ProcessedImage]"
     ) -> None:
         try:
             outcome = await self._processed(lane, image)
             if not result.done():
                 result.set_result(outcome)
-        except asyncio.CancelledError:
-            result.cancel()
-            raise
         except Exception as error:
             if not result.done():
                 result.set_exception(error)
@@ -112,16 +102,14 @@ class PreprocessPool:
             await lane.ensure_started()
         except UnavailableError:
             logger.exception("preprocessing process does not start; the next image tries again")
-        finally:
-            self._free.put_nowait(lane)
 
-    async def _processed(self, lane: "_Lane", image: _Image) -> ProcessedImage:
+    async def _processed(self, lane: PreprocessLane, image: Image) -> ProcessedImage:
         data, field, _ = image
         try:
-            outcome = await lane.process(image)
-        except BrokenProcessPool as error:
+            outcome = await lane.process(*image)
+        except LaneBrokenError as error:
             self.restarts += 1
-            lane.discard()
+            lane.kill()
             logger.error("preprocessing process crashed on %s of %d bytes", field, len(data))
             raise InternalError(f"preprocessing crashed on {field}") from error
         except TimeoutError as error:
@@ -131,64 +119,8 @@ class PreprocessPool:
                 f"preprocessing of {field} took longer than {self._config.timeout_s:g} s",
                 reason="PREPROCESS_TIMEOUT",
             ) from error
-        except UnavailableError:
-            raise
-        except Exception as error:
-            raise InternalError(f"the image processor failed on {field}: {error!r}") from error
+        if isinstance(outcome, FailedImage):
+            raise InternalError(f"the image processor failed on {field}: {outcome.error}")
         if isinstance(outcome, RefusedImage):
             raise InvalidRequestError(outcome.message, field=outcome.field, reason=outcome.reason)
         return outcome
-
-
-class _Lane:
-    """One worker process; a new one takes its place after :meth:`kill`."""
-
-    def __init__(self, config: PreprocessConfig) -> None:
-        self._config = config
-        self._executor: ProcessPoolExecutor | None = None
-        self._process_id: int | None = None
-
-    async def start(self) -> None:
-        """Starts the process and waits until its image processor is loaded."""
-        config = self._config
-        self._executor = ProcessPoolExecutor(
-            max_workers=1,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=preprocess_worker.initialize,
-            initargs=(config.model_folder, config.limits, config.memory_bytes),
-        )
-        try:
-            async with asyncio.timeout(config.start_timeout_s):
-                self._process_id = await asyncio.get_running_loop().run_in_executor(
-                    self._executor, preprocess_worker.process_id
-                )
-        except (BrokenProcessPool, TimeoutError, OSError) as error:
-            self.discard()
-            raise UnavailableError("a preprocessing process did not start") from error
-
-    async def ensure_started(self) -> None:
-        """Starts the process unless it runs."""
-        if self._executor is None:
-            await self.start()
-
-    async def process(self, image: _Image) -> ProcessedImage | RefusedImage:
-        """Raises BrokenProcessPool when the process dies and TimeoutError when it hangs."""
-        await self.ensure_started()
-        assert self._executor is not None
-        async with asyncio.timeout(self._config.timeout_s):
-            return await asyncio.get_running_loop().run_in_executor(
-                self._executor, preprocess_worker.process, *image
-            )
-
-    def kill(self, *, wait: bool = False) -> None:
-        """Ends a live process, whatever it does; with ``wait`` returns when it is gone."""
-        if self._process_id is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process_id, signal.SIGKILL)
-        self.discard(wait=wait)
-
-    def discard(self, *, wait: bool = False) -> None:
-        """Forgets a process that is dead already or was never up."""
-        executor, self._executor, self._process_id = self._executor, None, None
-        if executor is not None:
-            executor.shutdown(wait=wait, cancel_futures=True)

@@ -15,6 +15,8 @@ from epd.encoding.image_limits import ImageLimits
 from epd.errors import InvalidRequestError
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     import numpy as np
 
 _SINGLE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -41,11 +43,42 @@ class RefusedImage:
     reason: str
 
 
+@dataclass(frozen=True)
+class FailedImage:
+    """The image processor failed, which is its fault and not the image's."""
+
+    error: str
+
+
+Answer = ProcessedImage | RefusedImage | FailedImage
+#: File, its path in the request, size (width, height) for a coarse JPEG decoding.
+Image = tuple[bytes, str, tuple[int, int] | None]
+
+
 class _Worker:
     """The state of this process: its image processor and the limits."""
 
     processor: Any
     limits: ImageLimits
+
+
+def serve(
+    pipe: "Connection[Any, Any]", model_folder: Path, limits: ImageLimits, memory_bytes: int
+) -> None:
+    """The life of the process: ready, then one answer per image, until the pipe is closed."""
+    initialize(model_folder, limits, memory_bytes)
+    pipe.send(None)
+    while True:
+        try:
+            image: Image = pipe.recv()
+        except EOFError:
+            return
+        answer: Answer
+        try:
+            answer = process(*image)
+        except Exception as error:
+            answer = FailedImage(repr(error))
+        pipe.send(answer)
 
 
 def initialize(model_folder: Path, limits: ImageLimits, memory_bytes: int) -> None:
@@ -93,8 +126,3 @@ def process(
         return RefusedImage(error.message, error.field, error.reason)
     arrays = dict(_Worker.processor(images=[picture], return_tensors="np"))
     return ProcessedImage(arrays, time.perf_counter_ns() - started_ns)
-
-
-def process_id() -> int:
-    """This process, so that the pool can end it when it hangs."""
-    return os.getpid()

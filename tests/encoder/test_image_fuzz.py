@@ -11,7 +11,8 @@ import pytest
 
 from epd.encoding.image_header import read_header
 from epd.encoding.image_limits import ImageLimits
-from epd.encoding.preprocess import PreprocessConfig, PreprocessPool
+from epd.encoding.preprocess import PreprocessPool
+from epd.encoding.preprocess_config import PreprocessConfig
 from epd.errors import InvalidRequestError
 from tests.encoder.pictures import encoded, exif, picture, png_bomb
 

@@ -13,9 +13,11 @@ import pytest
 from PIL import Image, ImageOps
 from transformers import AutoImageProcessor
 
+from epd.encoding import preprocess_lane
 from epd.encoding.image_limits import ImageLimits
-from epd.encoding.preprocess import PreprocessConfig, PreprocessPool
-from epd.errors import DeadlineExceededError, InternalError, InvalidRequestError
+from epd.encoding.preprocess import PreprocessPool
+from epd.encoding.preprocess_config import PreprocessConfig
+from epd.errors import DeadlineExceededError, InternalError, InvalidRequestError, UnavailableError
 from tests.encoder.pictures import encoded, exif, picture, png_bomb
 
 FILES = {
@@ -45,7 +47,9 @@ def slow_file() -> bytes:
 
 
 def worker_processes() -> list[psutil.Process]:
-    children = psutil.Process().children()
+    children = [
+        child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE
+    ]
     return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
 
 
@@ -118,6 +122,37 @@ async def test_hung_process_is_killed_after_the_timeout(model_folder: Path) -> N
         await pool.stop()
 
 
+@pytest.mark.parametrize("moment_s", [0.0, 0.02, 0.05])
+async def test_stop_in_the_middle_of_an_answer_ends(model_folder: Path, moment_s: float) -> None:
+    """An answer of 2.4 MB does not fit into the pipe, so the process dies while it writes it."""
+    pool = PreprocessPool(PreprocessConfig(model_folder))
+    await pool.start()
+    jobs = [asyncio.create_task(pool.process(FILES["large"], "images[0]")) for _ in range(50)]
+    await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.sleep(moment_s)
+    async with asyncio.timeout(60):
+        await pool.stop()
+        ends = await asyncio.gather(*jobs, return_exceptions=True)
+    assert any(isinstance(end, UnavailableError | asyncio.CancelledError) for end in ends)
+    assert worker_processes() == []
+
+
+async def test_death_in_the_middle_of_an_answer_ends_the_wait_for_its_rest(
+    model_folder: Path,
+) -> None:
+    process = preprocess_lane._Process(PreprocessConfig(model_folder))
+    await process.greeting()
+    process._pipe.send((FILES["large"], "images[0]", None))
+    async with asyncio.timeout(60):
+        while not process._pipe.poll():
+            await asyncio.sleep(0.01)
+        process._process.kill()  # nobody has read yet, and the pipe does not hold all of it
+        with pytest.raises(preprocess_lane.LaneBrokenError):
+            await process.greeting()
+    process.kill()
+    process.join()
+
+
 async def test_cancelled_caller_leaves_at_once_and_frees_its_process(pool: PreprocessPool) -> None:
     (worker,) = worker_processes()
     worker.send_signal(signal.SIGSTOP)  # whoever waited for the image would wait for the timeout
@@ -150,7 +185,8 @@ def test_worker_processes_end_when_their_service_is_killed(model_folder: Path) -
     script = f"""
 import asyncio
 from pathlib import Path
-from epd.encoding.preprocess import PreprocessConfig, PreprocessPool
+from epd.encoding.preprocess import PreprocessPool
+from epd.encoding.preprocess_config import PreprocessConfig
 
 async def main():
     await PreprocessPool(PreprocessConfig(Path({str(model_folder)!r}))).start()
