@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,7 @@ def test_the_record_of_another_embedding_is_not_taken_for_this_one(
 
 WRITER = f"""
 import sys
+import time
 from pathlib import Path
 import numpy as np
 from epd.encoding.disk_record import write_record
@@ -115,7 +117,7 @@ def test_a_process_killed_while_it_writes_leaves_only_whole_records(
     assert writer.stdout is not None
     assert writer.stdout.readline() == b"ready\n"
     while not list(tmp_path.glob("*.embedding")):
-        pass
+        time.sleep(0.001)  # the writer may have to share this core
     writer.send_signal(signal.SIGKILL)
     writer.wait()
     memory = np.zeros(spec.byte_count, np.uint8)

@@ -1,7 +1,13 @@
-"""The second tier in a running encoder, over restarts, damage and full disks."""
+"""The second tier in a running encoder, over restarts, damage and full disks.
+
+Starting an encoder is what takes time here (its preprocessing process imports transformers), so a
+test has one only where the way through the encoder is the point.
+"""
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +17,7 @@ import torch
 
 from epd.encoding import disk_folder
 from epd.encoding.disk_index import DiskIndex
+from epd.encoding.disk_tier import DiskTier, DiskTierConfig
 from epd.encoding.encoder import Encoder
 from epd.errors import UnavailableError
 from tests.encoder.calls import Caller
@@ -39,6 +46,15 @@ async def settled(encoder: Encoder) -> None:
     await until(lambda: encoder.stats().in_use_bytes == 0)
 
 
+@asynccontextmanager
+async def opened(folder: Path, capacity_bytes: int = 1 << 20) -> AsyncIterator[DiskTier]:
+    """A tier without an encoder."""
+    tier = DiskTier(DiskTierConfig(folder, capacity_bytes, max_writes=1))
+    await tier.open()
+    yield tier
+    await tier.close()
+
+
 def settings(folder: Path, **others: Any) -> dict[str, Any]:
     """Nothing is kept in memory, so that only the disk can answer."""
     return {"embedding_cache_bytes": 0, "embedding_disk_folder": str(folder), **others}
@@ -62,31 +78,32 @@ async def test_an_embedding_survives_a_restart_and_no_forward_pass_is_run(
     assert second.stats().disk.writes == 0  # it is there already
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "deleted"])
 async def test_a_damaged_record_is_made_again_and_written_anew(
-    make_encoder: MakeEncoder, caller: Caller, watched: Watched, tmp_path: Path, damage: str
+    make_encoder: MakeEncoder, caller: Caller, watched: Watched, tmp_path: Path
 ) -> None:
     encoder = await make_encoder(watched, **settings(tmp_path))
     made = await embed(encoder, caller, 0)
     await settled(encoder)
     (record,) = records(tmp_path)
     whole = record.read_bytes()
-    match damage:
-        case "flipped":
-            record.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        case "cut":
-            record.write_bytes(whole[: len(whole) // 2])
-        case "empty":
-            record.write_bytes(b"")
-        case "deleted":
+    damaged = {
+        "flipped": whole[:-1] + bytes([whole[-1] ^ 1]),
+        "cut": whole[: len(whole) // 2],
+        "empty": b"",
+        "deleted": None,
+    }
+    for number, (damage, content) in enumerate(damaged.items(), 1):
+        if content is None:
             record.unlink()
-    assert torch.equal(await embed(encoder, caller, 0), made)
-    await settled(encoder)
-    assert watched.calls == [1, 1]
-    assert encoder.stats().disk.damaged == (damage != "deleted")
-    assert record.read_bytes() == whole
-    assert torch.equal(await embed(encoder, caller, 0), made)
-    assert encoder.stats().disk.hits == 1
+        else:
+            record.write_bytes(content)
+        assert torch.equal(await embed(encoder, caller, 0), made), damage
+        await settled(encoder)
+        assert len(watched.calls) == 1 + number, damage
+        assert record.read_bytes() == whole, damage
+        assert torch.equal(await embed(encoder, caller, 0), made), damage
+        assert encoder.stats().disk.hits == number, damage
+    assert encoder.stats().disk.damaged == 3  # one that is not there is not damaged
 
 
 async def test_the_folder_never_outgrows_its_bound_and_the_least_recently_used_go(
@@ -105,30 +122,28 @@ async def test_the_folder_never_outgrows_its_bound_and_the_least_recently_used_g
     assert len(watched.calls) == calls
     await encoder.stop()
     # A smaller bound after a restart holds too; the order of use is remembered.
-    smaller = await make_encoder(watched, **settings(tmp_path, embedding_disk_bytes=RECORD))
-    await embed(smaller, caller, 4)
-    assert len(watched.calls) == calls
-    await until(lambda: len(records(tmp_path)) == 1)
+    async with opened(tmp_path, capacity_bytes=RECORD) as smaller:
+        assert smaller.used_bytes == RECORD
+        assert smaller.holds(caller.images([file(4)])[0].digest)
+        await until(lambda: len(records(tmp_path)) == 1)
 
 
-async def test_what_a_killed_process_left_half_written_is_cleared_away(
-    make_encoder: MakeEncoder, tmp_path: Path
-) -> None:
+async def test_what_a_killed_process_left_half_written_is_cleared_away(tmp_path: Path) -> None:
     (tmp_path / f"{'ab' * 32}.partial").write_bytes(b"half")
     (tmp_path / "somebody else's.embedding").write_bytes(b"kept")
-    encoder = await make_encoder(**settings(tmp_path))
-    assert encoder.stats().disk_bytes == 0
+    async with opened(tmp_path) as tier:
+        assert tier.used_bytes == 0
     assert [path.name for path in records(tmp_path)] == ["somebody else's.embedding"]
 
 
 async def test_a_folder_in_use_is_refused_and_free_after_a_stop(
     make_encoder: MakeEncoder, tmp_path: Path
 ) -> None:
-    first = await make_encoder(**settings(tmp_path))
-    with pytest.raises(UnavailableError, match="another process uses it"):
-        await make_encoder(**settings(tmp_path))
-    await first.stop()
-    await make_encoder(**settings(tmp_path))
+    async with opened(tmp_path):
+        with pytest.raises(UnavailableError, match="another process uses it"):
+            await make_encoder(**settings(tmp_path))
+    async with opened(tmp_path):
+        pass
 
 
 async def test_a_disk_that_fails_costs_no_request(
