@@ -218,8 +218,17 @@ class Dispatcher:
         self, work: Work, handles: HandleSet, encoded: EncodedImages, *, until_ready: bool = True
     ) -> None:
         images = work.prompt.images
-        await self._come(lambda: self._registry.available(Role.ENCODER), work)
-        encoders = self._pool(self._registry.available(Role.ENCODER), work, "encoder")
+
+        # The fleet may have changed its image processor since the images were hashed.
+        def fitting() -> list[Worker]:
+            return [
+                encoder
+                for encoder in self._registry.available(Role.ENCODER)
+                if encoder.info.processor_digest == work.prompt.processor_digest
+            ]
+
+        await self._come(fitting, work)
+        encoders = self._pool(fitting(), work, "encoder")
         groups, first_choices = self._placement.place(images, encoders)
         self._affinity_hits.add(first_choices)
         await encode(

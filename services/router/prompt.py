@@ -29,10 +29,14 @@ class SourceImage:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Prompt tokens before placeholders are expanded, and the images in their order."""
+    """Prompt tokens before placeholders are expanded, and the images in their order.
+
+    ``processor_digest`` is part of the images' digests: only encoders that have it know them.
+    """
 
     token_ids: tuple[int, ...]
     images: tuple[SourceImage, ...] = ()
+    processor_digest: str = ""
 
 
 class PromptBuilder:
@@ -89,7 +93,7 @@ class PromptBuilder:
                     )
                     for index, data in enumerate(source.images)
                 )
-                return Prompt(tuple(self._render(source)), images)
+                return Prompt(tuple(self._render(source)), images, model.processor_digest)
             case TextPrompt():
                 guard = ControlTokenGuard(self._tokenizer.added_tokens, [source.text])
                 text = guard.split(guard.mark([source.text])[0])

@@ -1,21 +1,26 @@
 """All workers the router knows, by role, and the model they serve together."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 
 from epd.errors import UnavailableError
 from epd.rpc.channels import ChannelPool
 from epd.rpc.discovery import Discovery
+from services.router.image_processor import FleetProcessor
 from services.router.worker_maker import WorkerMaker
 from services.router.worker_watch import WatchTimings, WorkerWatch
-from services.router.workers import Role, ServedModel, Worker, WorkerInfo, WorkerState
+from services.router.workers import Role, ServedModel, Worker, WorkerState
+
+_log = logging.getLogger(__name__)
 
 
 class WorkerRegistry:
     """Watches every address of the discovery sets.
 
     All workers of a fleet serve one model. Unless configured, that is the model of the first worker
-    that is reached; once none of its workers is left, the next one decides again.
+    that is reached; once none of its workers is left, the next one decides again. All encoders read
+    images alike, see :class:`FleetProcessor`.
 
     Args:
         discoveries: One set per role.
@@ -42,9 +47,9 @@ class WorkerRegistry:
         self._maker = maker
         self._configured_digest = model_digest
         self._digest = model_digest
-        #: How that model's images are read. Kept while every encoder is away: a request that comes
-        #: meanwhile may meet the next one.
-        self._processor_digest = ""
+        self._processor = FleetProcessor()
+        #: Workers that are reached but not used, and why; for the log.
+        self._refused: dict[str, str] = {}
         self._model_name = model_name
         self._watches: dict[tuple[Role, str], WorkerWatch] = {}
         self._changed = asyncio.Event()
@@ -100,7 +105,7 @@ class WorkerRegistry:
         return ServedModel(
             name=self._model_name,
             digest=infos[0].model_digest,
-            processor_digest=self._processor_digest,
+            processor_digest=self._processor.digest,
             context_length=min(
                 (info.context_length for info in infos if info.context_length), default=0
             ),
@@ -148,18 +153,26 @@ class WorkerRegistry:
         if infos and not self._configured_digest:
             digests = [info.model_digest for info in infos]
             if self._digest not in digests:
-                self._digest, self._processor_digest = digests[0], ""
-        processors = [
-            info.processor_digest
-            for info in infos
-            if info.processor_digest and info.model_digest == self._digest
-        ]
-        if processors and self._processor_digest not in processors:
-            self._processor_digest = processors[0]
+                self._digest = digests[0]
+                self._processor.forget()
+        able = [watch.worker for watch in self._watches.values() if watch.able and watch.worker]
+        self._processor.update([one for one in able if one.info.model_digest == self._digest])
+        self._log_refused(able)
         self._changed.set()
 
-    def _objection(self, info: WorkerInfo) -> str:
-        """Why a worker must not be used: it serves another model than the fleet."""
-        if info.model_digest == self._digest:
-            return ""
-        return f"serves model {info.model_digest}, the fleet serves {self._digest}"
+    def _objection(self, worker: Worker) -> str:
+        """Why a worker must not be used: it differs from the fleet in what must be the same."""
+        if worker.info.model_digest != self._digest:
+            return f"serves model {worker.info.model_digest}, the fleet serves {self._digest}"
+        return self._processor.objection(worker)
+
+    def _log_refused(self, able: Sequence[Worker]) -> None:
+        refused = {one.info.instance_id: self._objection(one) for one in able}
+        for worker in able:
+            instance_id = worker.info.instance_id
+            objection = refused[instance_id]
+            if objection and objection != self._refused.get(instance_id):
+                _log.warning(
+                    "%s %s takes no requests: it %s", worker.role.value, worker.address, objection
+                )
+        self._refused = refused

@@ -16,7 +16,7 @@ from epd.v1 import worker_pb2, worker_pb2_grpc
 from services.router.kv_watch import follow_prefix_cache
 from services.router.worker_info import info_from_proto, report_from_proto
 from services.router.worker_maker import WorkerMaker
-from services.router.workers import Role, Worker, WorkerInfo, WorkerState
+from services.router.workers import Role, Worker, WorkerState
 
 _log = logging.getLogger(__name__)
 _END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined]
@@ -54,7 +54,7 @@ class WorkerWatch:
         channel: The channel there; the owner closes it.
         timings: Bounds.
         maker: Makes the :class:`Worker` of a process.
-        objection: Why a worker must not be used (another model), or empty.
+        objection: Why a worker must not be used (another model, for one), or empty.
         changed: Called whenever ``worker`` or ``reason`` may have changed.
     """
 
@@ -65,7 +65,7 @@ class WorkerWatch:
         channel: grpc.aio.Channel,
         timings: WatchTimings,
         maker: WorkerMaker,
-        objection: Callable[[WorkerInfo], str],
+        objection: Callable[[Worker], str],
         changed: Callable[[], None],
     ) -> None:
         self._role = role
@@ -86,13 +86,18 @@ class WorkerWatch:
         return self._worker
 
     @property
+    def able(self) -> bool:
+        """Whether the process takes requests, as far as it is concerned."""
+        return self._worker is not None and self._serving.is_set() and not self._draining
+
+    @property
     def reason(self) -> str:
         """Why requests must not go there; empty when they may."""
         if self._worker is None:
             return self._unreached
         if not self._serving.is_set():
             return "reports NOT_SERVING"
-        return "draining" if self._draining else self._objection(self._worker.info)
+        return "draining" if self._draining else self._objection(self._worker)
 
     @property
     def state(self) -> WorkerState:
