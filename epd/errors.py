@@ -76,6 +76,13 @@ class UnauthenticatedError(EpdError):
     default_reason = "UNAUTHENTICATED"
 
 
+class PermissionDeniedError(EpdError):
+    """The caller is known and may not do this; the message names both."""
+
+    code = "PERMISSION_DENIED"
+    default_reason = "PERMISSION_DENIED"
+
+
 class NotFoundError(EpdError):
     """A handle, lease or transfer is unknown, expired or of an earlier process start."""
 

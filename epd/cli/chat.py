@@ -1,12 +1,24 @@
 """``epd chat``: one question, the answer streamed to the terminal."""
 
 import asyncio
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from epd.cli.connection import (
+    ApiKey,
+    Insecure,
+    Tls,
+    TlsCa,
+    TlsCertificate,
+    TlsKey,
+    TlsServerName,
+    client_tls,
+)
 from epd.client import Completion, EpdClient, Sampling
 from epd.config import ConfigError
 from epd.fleet.state import StateFolder
@@ -24,6 +36,13 @@ def chat(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer.")] = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Deadline in seconds.")] = 600.0,
     show_timings: Annotated[bool, typer.Option(help="Show where the time went.")] = False,
+    api_key: ApiKey = "",
+    tls: Tls = False,
+    tls_ca: TlsCa = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_server_name: TlsServerName = "",
+    insecure: Insecure = False,
 ) -> None:
     """Asks a question about images or text and streams the answer."""
     images = image or []
@@ -31,11 +50,13 @@ def chat(
     if missing:
         raise ConfigError(f"no such image: {', '.join(missing)}")
     sampling = Sampling(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    connection = client_tls(tls, tls_ca, tls_certificate, tls_key, tls_server_name, insecure)
     address = StateFolder().router_address(router)
+    client = functools.partial(
+        EpdClient, address, timeout_s=timeout_s, api_key=api_key, tls=connection
+    )
     try:
-        completion = asyncio.run(
-            _ask(address, question, images, sampling, tuple(stop or ()), timeout_s)
-        )
+        completion = asyncio.run(_ask(client, question, images, sampling, tuple(stop or ())))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     if show_timings:
@@ -43,14 +64,13 @@ def chat(
 
 
 async def _ask(
-    address: str,
+    connect: Callable[[], EpdClient],
     question: str,
     images: list[Path],
     sampling: Sampling,
     stop: tuple[str, ...],
-    timeout_s: float,
 ) -> Completion:
-    async with EpdClient(address, timeout_s=timeout_s) as client:
+    async with connect() as client:
         stream = client.generate(question, images=images, sampling=sampling, stop=stop)
         try:
             async for delta in stream:

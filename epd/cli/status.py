@@ -8,10 +8,24 @@ import grpc
 import typer
 from rich.table import Table
 
+from epd.cli.connection import (
+    ApiKey,
+    Insecure,
+    Tls,
+    TlsCa,
+    TlsCertificate,
+    TlsKey,
+    TlsServerName,
+    client_tls,
+)
 from epd.cli.terminal import make_console
 from epd.config import ConfigError
 from epd.fleet.state import StateFolder
 from epd.rpc.channels import open_channel
+from epd.rpc.client_tls import ClientTls
+from epd.rpc.roles import role_name
+from epd.rpc.status import error_from_rpc
+from epd.rpc.tls_config import ClientTlsConfig
 from epd.v1 import router_pb2, router_pb2_grpc, worker_pb2, worker_pb2_grpc
 
 TIMEOUT_S = 3.0
@@ -28,13 +42,23 @@ class WorkerReport:
 
 def status(
     router: Annotated[str, typer.Option(help="host:port of the router [EPD_ROUTER].")] = "",
+    api_key: ApiKey = "",
+    tls: Tls = False,
+    tls_ca: TlsCa = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_server_name: TlsServerName = "",
+    insecure: Insecure = False,
 ) -> None:
     """Shows the services behind a router: health, models, queues, blocks, transport."""
+    connection = client_tls(tls, tls_ca, tls_certificate, tls_key, tls_server_name, insecure)
     address = StateFolder().router_address(router)
     try:
-        model, workers = asyncio.run(read_status(address))
+        model, workers = asyncio.run(read_status(address, connection, api_key))
     except grpc.aio.AioRpcError as error:
-        raise ConfigError(f"no router answers at {address}: {error.details()}") from error
+        raise ConfigError(
+            f"no router answers at {address}: {error_from_rpc(error).message}"
+        ) from error
     console = make_console()
     console.print(
         f"router {address} serves [bold]{model.model_name}[/bold], "
@@ -44,23 +68,29 @@ def status(
     console.print(status_table(workers))
 
 
-async def read_status(address: str) -> tuple[router_pb2.GetModelResponse, list[WorkerReport]]:
+async def read_status(
+    address: str, connection: ClientTlsConfig | None = None, api_key: str = ""
+) -> tuple[router_pb2.GetModelResponse, list[WorkerReport]]:
     """Asks the router, then every worker it knows at once.
 
     Raises:
+        ConfigError: the connection would be plain text where it must not be.
         grpc.aio.AioRpcError: the router does not answer.
     """
-    async with open_channel(address) as channel:
+    tls = ClientTls(connection or ClientTlsConfig(), address)
+    metadata = (("x-api-key", api_key),) if api_key else ()
+    async with open_channel(address, tls=tls.channel) as channel:
         model = await router_pb2_grpc.RouterServiceStub(channel).GetModel(
-            router_pb2.GetModelRequest(), timeout=TIMEOUT_S
+            router_pb2.GetModelRequest(), timeout=TIMEOUT_S, metadata=metadata
         )
-    return model, list(await asyncio.gather(*map(_ask, model.workers)))
+    return model, list(await asyncio.gather(*(_ask(worker, tls) for worker in model.workers)))
 
 
-async def _ask(seen: router_pb2.WorkerStatus) -> WorkerReport:
+async def _ask(seen: router_pb2.WorkerStatus, tls: ClientTls) -> WorkerReport:
     info = load = None
     try:
-        async with open_channel(seen.address) as channel:
+        role_tls = tls.channel_to(role_name(seen.role))
+        async with open_channel(seen.address, tls=role_tls) as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
             info = await stub.GetInfo(worker_pb2.GetInfoRequest(), timeout=TIMEOUT_S)
             watch = stub.WatchLoad(worker_pb2.WatchLoadRequest(), timeout=TIMEOUT_S)

@@ -14,11 +14,13 @@ from epd.client.client import EpdClient
 from epd.client.model import Model, Worker
 from epd.client.prompts import Image, Message, Prompt, RawText, Tokens
 from epd.client.sampling import Sampling
+from epd.rpc.tls_config import ClientTlsConfig
 from epd.sampling import Constraint, ConstraintKind
 
 __all__ = [
     "Answer",
     "AnswerStream",
+    "ClientTlsConfig",
     "Completion",
     "Constraint",
     "ConstraintKind",

@@ -21,8 +21,10 @@ from epd.client.prompts import (
 from epd.client.sampling import Sampling, sampling_to_proto
 from epd.errors import InvalidRequestError
 from epd.rpc.channels import open_channel
+from epd.rpc.client_tls import ClientTls
 from epd.rpc.options import IMAGE_MESSAGE_BYTES
 from epd.rpc.status import error_from_rpc
+from epd.rpc.tls_config import ClientTlsConfig
 from epd.telemetry.propagation import inject_context
 from epd.v1 import router_pb2, router_pb2_grpc
 
@@ -38,17 +40,32 @@ class EpdClient:
         address: host:port of the router.
         timeout_s: Deadline of a request that names none.
         api_key: Sent with every call; empty sends none.
+        tls: How the connection is protected. Certificate files are read again when they change,
+            inside ``async with``.
+
+    Raises:
+        ConfigError: plain text to an address that is not loopback without ``tls.insecure``, or
+            certificate files that cannot be read.
     """
 
     def __init__(
-        self, address: str, *, timeout_s: float = DEFAULT_TIMEOUT_S, api_key: str = ""
+        self,
+        address: str,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        api_key: str = "",
+        tls: ClientTlsConfig | None = None,
     ) -> None:
-        self._channel = open_channel(address, message_bytes=IMAGE_MESSAGE_BYTES)
+        self._tls = ClientTls(tls or ClientTlsConfig(), address)
+        self._channel = open_channel(
+            address, message_bytes=IMAGE_MESSAGE_BYTES, tls=self._tls.channel
+        )
         self._router = router_pb2_grpc.RouterServiceStub(self._channel)
         self._timeout_s = timeout_s
         self._key_metadata = (("x-api-key", api_key),) if api_key else ()
 
     async def __aenter__(self) -> "EpdClient":
+        self._tls.start()
         return self
 
     async def __aexit__(
@@ -61,6 +78,7 @@ class EpdClient:
 
     async def close(self) -> None:
         """Closes the connection; open requests are cancelled."""
+        await self._tls.stop()
         await self._channel.close(None)
 
     def generate(

@@ -5,7 +5,7 @@ import grpc
 from epd.cleanup import CleanupTasks
 from epd.errors import ResourceExhaustedError
 from epd.rpc.client_interceptors import client_interceptors
-from epd.rpc.credentials import make_channel
+from epd.rpc.credentials import ChannelTls, make_channel
 from epd.rpc.options import MESSAGE_BYTES, channel_options
 from epd.telemetry.setup import Telemetry
 
@@ -14,11 +14,14 @@ FORGET_GRACE_S = 5.0
 
 
 def open_channel(
-    address: str, telemetry: Telemetry | None = None, message_bytes: int = MESSAGE_BYTES
+    address: str,
+    telemetry: Telemetry | None = None,
+    message_bytes: int = MESSAGE_BYTES,
+    tls: ChannelTls | None = None,
 ) -> grpc.aio.Channel:
     """A channel to ``host:port`` with this project's options; traced when telemetry is given."""
     interceptors = client_interceptors(telemetry, address) if telemetry else []
-    return make_channel(address, channel_options(message_bytes), interceptors)
+    return make_channel(address, channel_options(message_bytes), interceptors, tls)
 
 
 class ChannelPool:
@@ -30,6 +33,7 @@ class ChannelPool:
         max_peers: Bound on open channels: each costs a file descriptor.
         forgets: Whether a new peer beyond the bound takes the place of the one that was asked for
             the longest time ago, instead of being refused. Only for calls that are short.
+        tls: How the peers are reached; None is plain text.
     """
 
     def __init__(
@@ -39,11 +43,13 @@ class ChannelPool:
         message_bytes: int = MESSAGE_BYTES,
         max_peers: int = 1024,
         forgets: bool = False,
+        tls: ChannelTls | None = None,
     ) -> None:
         self._telemetry = telemetry
         self._message_bytes = message_bytes
         self._max_peers = max_peers
         self._forgets = forgets
+        self._tls = tls
         self._channels: dict[str, grpc.aio.Channel] = {}  # asked for least recently first
         self._closing = CleanupTasks()
 
@@ -65,7 +71,7 @@ class ChannelPool:
                     f"{self._max_peers} peers are connected, no room for {address}",
                     reason="TOO_MANY_PEERS",
                 )
-            channel = open_channel(address, self._telemetry, self._message_bytes)
+            channel = open_channel(address, self._telemetry, self._message_bytes, self._tls)
         else:
             channel = self._channels.pop(address)
         self._channels[address] = channel

@@ -4,6 +4,7 @@ import logging
 
 from epd.rpc.request_context import request_id
 
+_OURS = ("epd", "services", "__main__")
 _FORMAT = "%(asctime)s %(levelname)s %(name)s%(request)s: %(message)s"
 
 
@@ -14,7 +15,14 @@ class _RequestIdFilter(logging.Filter):
 
 
 def configure_logging(level: str) -> None:
-    """Logs to standard error; standard output belongs to the READY line."""
+    """Logs to standard error; standard output belongs to the READY line.
+
+    DEBUG is for our own lines: those of libraries may quote what they work on, as Pillow's do with
+    texts inside of images.
+    """
     handler = logging.StreamHandler()
     handler.addFilter(_RequestIdFilter())
-    logging.basicConfig(level=level, format=_FORMAT, handlers=[handler])
+    others = "INFO" if level == "DEBUG" else level
+    logging.basicConfig(level=others, format=_FORMAT, handlers=[handler])
+    for name in _OURS:
+        logging.getLogger(name).setLevel(level)

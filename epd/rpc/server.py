@@ -17,6 +17,7 @@ from epd.rpc.handlers import LateHandlers
 from epd.rpc.options import MESSAGE_BYTES, server_options
 from epd.rpc.running_calls import RunningCalls
 from epd.rpc.server_config import ServerConfig
+from epd.rpc.tls_files import TlsFiles
 
 _log = logging.getLogger(__name__)
 #: How long calls may take to end once they have been told to.
@@ -32,6 +33,7 @@ class GrpcServer:
         service_names: Full names, such as ``epd.v1.PrefillService``.
         interceptors: Outermost first.
         message_bytes: Largest message accepted or sent.
+        tls: Certificates; None is plain text.
     """
 
     def __init__(
@@ -40,8 +42,10 @@ class GrpcServer:
         service_names: Sequence[str],
         interceptors: Sequence[ServerInterceptor] = (),
         message_bytes: int = MESSAGE_BYTES,
+        tls: TlsFiles | None = None,
     ) -> None:
         self._config = config
+        self._tls = tls
         self._service_names = tuple(service_names)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._draining = asyncio.Event()
@@ -89,8 +93,9 @@ class GrpcServer:
         if self._config.reflection:
             names = (*self._service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
+        config = self._config
         self._port = add_port(
-            self._server, self._config.host, self._config.port, insecure=self._config.insecure
+            self._server, config.host, config.port, insecure=config.insecure, tls=self._tls
         )
         await self._server.start()
 

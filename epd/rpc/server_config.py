@@ -1,9 +1,11 @@
 """Settings that every gRPC service has."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from epd.config import option
+from epd.rpc.tls_config import ServerTlsConfig
 
 
 @dataclass(frozen=True)
@@ -44,3 +46,9 @@ class ServerConfig:
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = option(
         "INFO", help="least severity logged"
     )
+    tls: ServerTlsConfig = field(default_factory=ServerTlsConfig)
+
+    @property
+    def client_ca(self) -> Path | None:
+        """CA of whoever calls this service; None asks callers for no certificate."""
+        return self.tls.tls_ca

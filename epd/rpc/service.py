@@ -10,18 +10,23 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Generic, TextIO, TypeVar
 
+from epd.cleanup import cancel_and_wait
 from epd.config import ConfigError, resolve_or_exit, settings, unused_variables
 from epd.errors import EpdError
+from epd.rpc.access import WORKERS, AccessInterceptor
+from epd.rpc.credentials import ChannelTls, refuse_plain_text
 from epd.rpc.logs import configure_logging
 from epd.rpc.options import MESSAGE_BYTES
 from epd.rpc.request_context import new_id
+from epd.rpc.roles import role_name
 from epd.rpc.server import GrpcServer
 from epd.rpc.server_config import ServerConfig
 from epd.rpc.server_interceptors import server_interceptors
 from epd.rpc.status import root_error
+from epd.rpc.tls_files import TlsFiles
 from epd.telemetry.metrics import observe
 from epd.telemetry.semconv import EVENT_LOOP_TASKS
-from epd.telemetry.setup import Telemetry, start_telemetry
+from epd.telemetry.setup import METRICS_OFF, Telemetry, start_telemetry
 
 _log = logging.getLogger(__name__)
 C = TypeVar("C", bound=ServerConfig)
@@ -40,6 +45,12 @@ class ServiceContext:
     server: GrpcServer
     telemetry: Telemetry
     addresses: dict[str, str] = field(default_factory=dict)
+    #: This process's certificates; None is plain text.
+    tls: TlsFiles | None = None
+
+    def peer_tls(self, role: str) -> ChannelTls | None:
+        """How workers of a role are reached: their certificates must name it."""
+        return ChannelTls(self.tls, role_name(role)) if self.tls else None
 
 
 #: Loads and starts the service on entry (adds its servicers to ``server.handlers``), stops it on
@@ -97,21 +108,16 @@ class Service(Generic[C]):
         if config.follow_stdin:
             await stop.follow(sys.stdin)
         instance_id = new_id()
-        telemetry = start_telemetry(
-            self.role,
-            instance_id,
-            metrics_host=config.metrics_host,
-            metrics_port=config.metrics_port,
-        )
+        tls = TlsFiles(config.tls, config.client_ca) if config.tls.on else None
+        telemetry = _telemetry(self.role, instance_id, config, tls)
         loop = asyncio.get_running_loop()
         observe(telemetry.meter, {EVENT_LOOP_TASKS: lambda: len(asyncio.all_tasks(loop))})
-        server = GrpcServer(
-            config,
-            self.service_names,
-            server_interceptors(telemetry, starts_traces=self.starts_traces),
-            self.message_bytes,
-        )
-        context = ServiceContext(self.role, instance_id, server, telemetry)
+        interceptors = server_interceptors(telemetry, starts_traces=self.starts_traces)
+        if tls and self.role in WORKERS:
+            interceptors.append(AccessInterceptor())
+        server = GrpcServer(config, self.service_names, interceptors, self.message_bytes, tls)
+        context = ServiceContext(self.role, instance_id, server, telemetry, tls=tls)
+        following = asyncio.create_task(_follow_certificates(tls, server))
         try:
             await server.start()
             async with self.application(config, context):
@@ -126,7 +132,33 @@ class Service(Generic[C]):
                 raise
         finally:
             await server.close()
+            await cancel_and_wait(following)
             await asyncio.to_thread(telemetry.close)
+
+
+def _telemetry(
+    role: str, instance_id: str, config: ServerConfig, tls: TlsFiles | None
+) -> Telemetry:
+    if tls is None and config.metrics_port != METRICS_OFF:
+        refuse_plain_text(config.metrics_host, "the metrics endpoint", insecure=config.insecure)
+    return start_telemetry(
+        role,
+        instance_id,
+        metrics_host=config.metrics_host,
+        metrics_port=config.metrics_port,
+        tls=tls.server_context() if tls else None,
+    )
+
+
+async def _follow_certificates(tls: TlsFiles | None, server: GrpcServer) -> None:
+    if tls is None:
+        return
+    try:
+        await tls.watch()
+    except Exception as error:
+        # Its certificate would run out some day, unseen.
+        await server.fail(f"the watch of certificates ended: {error!r}")
+        raise
 
 
 def _ready_line(context: ServiceContext) -> str:

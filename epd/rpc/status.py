@@ -15,6 +15,7 @@ from epd.errors import (
     InvalidRequestError,
     LayoutMismatchError,
     NotFoundError,
+    PermissionDeniedError,
     RequestCancelledError,
     ResourceExhaustedError,
     RetryableError,
@@ -24,6 +25,7 @@ from epd.errors import (
     UnsupportedFeatureError,
 )
 from epd.rpc.aliases import ServicerContext
+from epd.rpc.connection_failure import connection_failure
 
 INTERNAL_TEXT = "internal error; the service's log tells more under the request id"
 #: Reason of an UNAVAILABLE that gRPC itself made: the peer is gone or never was there.
@@ -35,6 +37,7 @@ _PLAIN_ERRORS: dict[str, type[EpdError]] = {
         UnsupportedFeatureError,
         DuplicateRequestError,
         UnauthenticatedError,
+        PermissionDeniedError,
         NotFoundError,
         LayoutMismatchError,
         TransferFailedError,
@@ -95,7 +98,7 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> EpdError:
     code, message = error.code().name, error.details() or error.code().name
     reason, metadata, retry_after_s, field = _details(error)
     if reason is None and code == UnavailableError.code:
-        reason = PEER_UNREACHABLE
+        reason, message = connection_failure(message) or (PEER_UNREACHABLE, message)
     found = error_from_code(code, message, reason, field=field, retry_after_s=retry_after_s)
     found.metadata = metadata
     return found

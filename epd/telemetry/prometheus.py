@@ -1,5 +1,7 @@
 """The Prometheus endpoint of a service, and reading one."""
 
+import logging
+import ssl
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,19 +11,30 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from epd.config import ConfigError
 
+_log = logging.getLogger(__name__)
+
 
 class MetricsEndpoint:
-    """Serves a registry's text on a thread of its own.
+    """Serves a registry's text on a thread of its own; over HTTPS where there is ``tls``.
 
     Raises:
         ConfigError: the address cannot be bound.
     """
 
-    def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, host: str, port: int, tls: ssl.SSLContext | None = None
+    ) -> None:
         try:
             self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:
             raise ConfigError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
+        if tls is not None:
+            # Handshakes are left to the thread of their connection: in accept() a client that says
+            # nothing would hold up all others.
+            self._server.socket = tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+            self._server.handle_error = _note_failure  # type: ignore[method-assign]
         self._host = host
         self._registry = registry
 
@@ -67,11 +80,17 @@ def parse(text: str) -> Scrape:
     return Scrape(text=text, samples=samples)
 
 
-def scrape(address: str, timeout_s: float = 5.0) -> Scrape:
-    """Reads the endpoint at ``host:port``; blocks.
+def _note_failure(request: object, client_address: object) -> None:
+    """Instead of a traceback on standard error for each client that does not speak TLS."""
+    _log.debug("a scrape from %s failed", client_address, exc_info=True)
+
+
+def scrape(address: str, timeout_s: float = 5.0, tls: ssl.SSLContext | None = None) -> Scrape:
+    """Reads the endpoint at ``host:port``, over HTTPS with ``tls``; blocks.
 
     Raises:
         OSError: nobody answers in time.
     """
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=timeout_s) as response:
+    url = f"{'https' if tls else 'http'}://{address}/metrics"
+    with urllib.request.urlopen(url, timeout=timeout_s, context=tls) as response:
         return parse(response.read().decode())

@@ -1,6 +1,7 @@
 """Tracer and meter of one service, configured by the standard OTEL_* variables."""
 
 import os
+import ssl
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -50,9 +51,14 @@ class Telemetry:
 
 
 def start_telemetry(
-    role: str, instance_id: str, *, metrics_host: str = "127.0.0.1", metrics_port: int = METRICS_OFF
+    role: str,
+    instance_id: str,
+    *,
+    metrics_host: str = "127.0.0.1",
+    metrics_port: int = METRICS_OFF,
+    tls: ssl.SSLContext | None = None,
 ) -> Telemetry:
-    """Sets up tracing and metrics of the service ``epd-{role}``.
+    """Sets up tracing and metrics of the service ``epd-{role}``; ``tls`` is for the metrics.
 
     Spans are exported only when an OTLP endpoint is configured; without one they still carry the
     trace context on. The sampled flag of the caller is respected (the SDK's default sampler).
@@ -69,7 +75,7 @@ def start_telemetry(
     if metrics_port != METRICS_OFF:
         registry = CollectorRegistry()
         readers.append(PrometheusMetricReader(registry=registry, scope_info_enabled=False))
-        endpoint = MetricsEndpoint(registry, metrics_host, metrics_port)
+        endpoint = MetricsEndpoint(registry, metrics_host, metrics_port, tls)
     meter_provider = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
     version = metadata_version()
     return Telemetry(

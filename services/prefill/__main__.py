@@ -12,7 +12,9 @@ from epd.handover.seal import SealSlots
 from epd.handover.sender import KvSender
 from epd.handover.sender_config import PushTime, SenderConfig
 from epd.rpc.channels import ChannelPool
+from epd.rpc.credentials import refuse_plain_text_peers
 from epd.rpc.discovery import Discovery
+from epd.rpc.roles import DECODE, ENCODER
 from epd.rpc.service import Service, ServiceContext
 from epd.rpc.worker_service import WorkerServicer
 from epd.telemetry.metrics import observe
@@ -45,6 +47,8 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
     """Load, register, start the threads, pair, add the servicers; the reverse at the end."""
     language, pairing = config.language, config.pairing
     faults = config.fault.parsed()  # before anything slow
+    if not config.tls.on:
+        refuse_plain_text_peers(pairing.decodes, insecure=config.insecure)
     sender: KvSender
     loaded = await asyncio.to_thread(
         # The sender needs the engine's memory first; no layer is computed before it exists.
@@ -73,9 +77,11 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
     )
     descriptors = await asyncio.to_thread(agent.descriptors)
     sender = KvSender(agent, layout, slots, _sender_config(config), loaded.kv_cache.read_block)
-    channels = ChannelPool(context.telemetry)
+    channels = ChannelPool(context.telemetry, tls=context.peer_tls(DECODE))
     # Encoders are met in requests only, so nobody says when one is gone for good.
-    encoder_channels = ChannelPool(context.telemetry, max_peers=MAX_ENCODERS, forgets=True)
+    encoder_channels = ChannelPool(
+        context.telemetry, max_peers=MAX_ENCODERS, forgets=True, tls=context.peer_tls(ENCODER)
+    )
     cleanup = CleanupTasks()
     metrics = PrefillMetrics(context.telemetry.meter)
 

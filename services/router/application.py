@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from epd.cleanup import CleanupTasks, cancel_and_wait
 from epd.config import ConfigError
 from epd.rpc.channels import ChannelPool
+from epd.rpc.credentials import refuse_plain_text_peers
 from epd.rpc.discovery import Discovery
 from epd.rpc.options import IMAGE_MESSAGE_BYTES, MESSAGE_BYTES
 from epd.rpc.service import ServiceContext
@@ -49,12 +50,13 @@ async def application(config: RouterConfig, context: ServiceContext) -> AsyncIte
         ConfigError: the model folder lacks a file, or a setting contradicts another.
     """
     tokenizer, template, facts = _read_model(config)
-    _check_fleet(config.fleet)
+    _check_fleet(config)
     channels = {
         role: ChannelPool(
             context.telemetry,
             # Image files travel to encoders, and in null mode to decode workers; tensors never do.
             message_bytes=MESSAGE_BYTES if role is Role.PREFILL else IMAGE_MESSAGE_BYTES,
+            tls=context.peer_tls(role.value),
         )
         for role in Role
     }
@@ -99,7 +101,7 @@ async def _http_face(
     if config.http.http_port == HTTP_OFF:
         yield
         return
-    server = HttpServer(http_app(parts), context.server, config, config.http)
+    server = HttpServer(http_app(parts), context.server, config, config.http, context.tls)
     context.addresses["http"] = server.address
     serving = asyncio.create_task(_serve_http(server, context))
     try:
@@ -138,7 +140,11 @@ def _read_model(config: RouterConfig) -> tuple[Tokenizer, ChatTemplate | None, M
         raise ConfigError(f"the model folder {config.model} lacks {error.filename}") from error
 
 
-def _check_fleet(fleet: FleetConfig) -> None:
+def _check_fleet(config: RouterConfig) -> None:
+    fleet = config.fleet
+    if not config.tls.on:
+        workers = (*fleet.encoders, *fleet.prefills, *fleet.decodes)
+        refuse_plain_text_peers(workers, insecure=config.insecure)
     if fleet.disaggregation_mode == "always" and not fleet.prefills:
         raise ConfigError("--disaggregation-mode always needs --prefills")
 

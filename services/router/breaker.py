@@ -8,6 +8,7 @@ from epd.errors import (
     DataLossError,
     EpdError,
     InternalError,
+    PermissionDeniedError,
     TransferFailedError,
     UnavailableError,
 )
@@ -16,7 +17,14 @@ _log = logging.getLogger(__name__)
 
 #: What says something about the worker. Everything else is an answer: a bad request, a full queue,
 #: an unknown handle, a deadline or a cancel would be the same on a healthy worker.
-SERVER_FAULTS = (UnavailableError, TransferFailedError, DataLossError, InternalError)
+SERVER_FAULTS = (
+    UnavailableError,
+    TransferFailedError,
+    DataLossError,
+    InternalError,
+    # Of a worker, which refuses this router: no client calls it directly.
+    PermissionDeniedError,
+)
 
 
 class CircuitBreaker:

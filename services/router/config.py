@@ -205,7 +205,21 @@ class RouterConfig(ServerConfig):
         secret=True,
     )
     api_keys_file: Path | None = option(None, help="file of such keys, one a line")
+    tls_client_ca: Path | None = option(
+        None,
+        help="CA certificates of clients, PEM; with it clients must show a certificate, over gRPC "
+        "and HTTP",
+    )
     fleet: FleetConfig
     prefixes: PrefixConfig
     requests: RequestConfig
     http: HttpConfig
+
+    def __post_init__(self) -> None:
+        if self.tls_client_ca is not None and not self.tls.on:
+            raise ValueError("--tls-client-ca needs --tls-certificate, --tls-key and --tls-ca")
+
+    @property
+    def client_ca(self) -> Path | None:
+        """CA of clients; None asks them for no certificate."""
+        return self.tls_client_ca

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epd.cleanup import cancel_and_wait
 from epd.errors import EpdError, UnavailableError
-from epd.rpc.status import root_error
+from epd.rpc.status import error_from_rpc, root_error
 from epd.v1 import worker_pb2, worker_pb2_grpc
 from services.router.kv_watch import follow_prefix_cache
 from services.router.worker_info import info_from_proto, report_from_proto
@@ -219,5 +219,5 @@ async def _read(call: Any, silence_s: float | None) -> Any:
 
 def _reason(error: grpc.aio.AioRpcError | EpdError) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
+        return f"{error.code().name}: {error_from_rpc(error).message}"
     return error.message

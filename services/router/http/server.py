@@ -3,15 +3,17 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from epd.config import ConfigError
-from epd.rpc.credentials import is_loopback, join_address
+from epd.rpc.credentials import join_address, refuse_plain_text
 from epd.rpc.server import GrpcServer
 from epd.rpc.server_config import ServerConfig
+from epd.rpc.tls_files import TlsFiles
 from services.router.config import HttpConfig
 
 _BACKLOG = 1024
@@ -25,17 +27,25 @@ class HttpServer:
         server: Tells when the end begins.
         config: Address and drain times, shared with gRPC.
         http: Port and bounds.
+        tls: Certificates; None is plain text.
 
     Raises:
         ConfigError: the address cannot be bound or must not carry plain text.
     """
 
     def __init__(
-        self, app: ASGIApp, server: GrpcServer, config: ServerConfig, http: HttpConfig
+        self,
+        app: ASGIApp,
+        server: GrpcServer,
+        config: ServerConfig,
+        http: HttpConfig,
+        tls: TlsFiles | None = None,
     ) -> None:
         self._server = server
         self._drain_notice_s = config.drain_notice_s
-        self._socket = _bind(config.host, http.http_port, insecure=config.insecure)
+        if tls is None:
+            refuse_plain_text(config.host, "HTTP", insecure=config.insecure)
+        self._socket = _bind(config.host, http.http_port)
         host = config.advertise_host or config.host
         self.address = join_address(host, self._socket.getsockname()[1])
         self._uvicorn = _Embedded(
@@ -53,6 +63,7 @@ class HttpServer:
                 limit_concurrency=http.http_connections,
                 timeout_keep_alive=round(http.http_keep_alive_s),
                 timeout_graceful_shutdown=max(1, round(config.drain_grace_s)),
+                ssl_context_factory=_context_factory(tls) if tls else None,
             )
         )
 
@@ -82,12 +93,11 @@ class _Embedded(uvicorn.Server):
         yield
 
 
-def _bind(host: str, port: int, *, insecure: bool) -> socket.socket:
-    if not insecure and not is_loopback(host):
-        raise ConfigError(
-            f"{host} is not a loopback address and HTTP is plain text; "
-            "--insecure (EPD_INSECURE=1) allows it"
-        )
+def _context_factory(tls: TlsFiles) -> Callable[..., ssl.SSLContext]:
+    return lambda config, default: tls.server_context()
+
+
+def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
