@@ -16,6 +16,7 @@ STOP_TIMEOUT_S = 15.0
 #: Short drains: the fleet belongs to one person who wants it gone. No service outlives the fleet's
 #: own process.
 COMMON_FLAGS = ("--follow-stdin", "--drain-notice-s=0.1", "--drain-grace-s=5")
+_TLS = "EPD_TLS_"
 
 
 class Fleet:
@@ -150,12 +151,15 @@ class Fleet:
 
 
 def _environment(extra: Mapping[str, str], otlp_endpoint: str) -> dict[str, str]:
+    # A client's certificates in the user's environment are for other fleets: this one is plain text
+    # on loopback, unless its plan says otherwise.
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith(_TLS)}
     # Quick batches, so that a trace can be looked at right after its request.
     otlp = {"OTEL_EXPORTER_OTLP_ENDPOINT": otlp_endpoint, "OTEL_BSP_SCHEDULE_DELAY": "200"}
     return {
         "GRPC_VERBOSITY": "ERROR",
         "PYTHONUNBUFFERED": "1",
-        **os.environ,
+        **inherited,
         **(otlp if otlp_endpoint else {}),
         **extra,
     }
