@@ -31,6 +31,8 @@ class ChatTemplate:
         #: Whether a message's content may be a list of typed parts. Templates of text-only models
         #: often take strings only.
         self.takes_parts = self._renders_parts()
+        #: Whether the template tells the model of tools, shows calls it has made, and results.
+        self.takes_tools = self._renders_tools()
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ChatTemplate | None":
@@ -44,18 +46,23 @@ class ChatTemplate:
             source = _default_template(config.get("chat_template"))
         return None if source is None else cls(source, _special_tokens(config))
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The prompt text, ending where the assistant begins to speak.
 
         Args:
             messages: ``{"role": ..., "content": str or [{"type": "text", "text": ...} or
-                {"type": "image"}, ...]}``.
+                {"type": "image"}, ...]}``; an assistant's may have ``tool_calls``.
+            tools: ``{"type": "function", "function": {...}}`` each.
 
         Raises:
             InvalidRequestError: the template refuses the conversation (roles out of order).
         """
         try:
-            return self._render(messages)
+            return self._render(messages, tools)
         except jinja2.TemplateError as error:
             raise InvalidRequestError(
                 f"the chat template refuses the conversation: {error.message or 'no reason given'}",
@@ -63,10 +70,14 @@ class ChatTemplate:
                 reason="CHAT_TEMPLATE_REFUSED",
             ) from error
 
-    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         return self._template.render(
             messages=messages,
-            tools=None,
+            tools=tools,
             documents=None,
             add_generation_prompt=True,
             **self._special_tokens,
@@ -79,6 +90,29 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError, AttributeError):
             return False
         return _PROBE in text and "'type'" not in text
+
+    def _renders_tools(self) -> bool:
+        tool, call, result = f"{_PROBE}-tool", f"{_PROBE}-call", f"{_PROBE}-result"
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": self._content(_PROBE)},
+            {
+                "role": "assistant",
+                "content": self._content(""),
+                "tool_calls": [
+                    {"id": "x", "type": "function", "function": {"name": call, "arguments": {}}}
+                ],
+            },
+            {"role": "tool", "tool_call_id": "x", "content": self._content(result)},
+        ]
+        function = {"name": tool, "parameters": {"type": "object", "properties": {}}}
+        try:
+            text = self._render(messages, [{"type": "function", "function": function}])
+        except (jinja2.TemplateError, TypeError, AttributeError):
+            return False
+        return all(probe in text for probe in (tool, call, result))
+
+    def _content(self, text: str) -> str | list[dict[str, Any]]:
+        return [{"type": "text", "text": text}] if self.takes_parts else text
 
 
 def require_template(template: ChatTemplate | None) -> ChatTemplate:

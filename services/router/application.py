@@ -248,6 +248,7 @@ def _http_parts(
         ),
         keys=keys,
         max_choices=http.http_max_choices,
+        tool_parser=http.tool_parser,
         request_timeout_s=config.requests.request_timeout_s,
         send_timeout_s=http.http_send_timeout_s,
     )

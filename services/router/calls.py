@@ -25,18 +25,41 @@ class ImagePart:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A call that the assistant has made; ``arguments`` is the JSON text of an object."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
 class Message:
-    """One message of a conversation; ``role`` is one of :data:`ROLES`."""
+    """One message of a conversation.
+
+    ``role`` is one of :data:`ROLES`, or ``tool`` for the result of the call ``answers_call``.
+    """
 
     role: str
     parts: tuple[TextPart | ImagePart, ...]
+    tool_calls: tuple[ToolCall, ...] = ()
+    answers_call: str = ""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the assistant may call; ``definition`` is OpenAI's JSON text of it."""
+
+    name: str
+    definition: str
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages to be rendered with the model's chat template."""
+    """Messages to be rendered with the model's chat template, and the tools that it is told of."""
 
     messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
 
     @property
     def images(self) -> list[bytes]:
@@ -47,6 +70,24 @@ class Conversation:
             for part in message.parts
             if isinstance(part, ImagePart)
         ]
+
+    @property
+    def text_chars(self) -> int:
+        """Characters of everything that is not an image."""
+        return (
+            sum(
+                len(part.text)
+                for message in self.messages
+                for part in message.parts
+                if isinstance(part, TextPart)
+            )
+            + sum(
+                len(call.name) + len(call.arguments)
+                for message in self.messages
+                for call in message.tool_calls
+            )
+            + sum(len(tool.definition) for tool in self.tools)
+        )
 
 
 @dataclass(frozen=True)

@@ -174,6 +174,9 @@ class HttpConfig:
         1024, help="most open HTTP connections, one more is answered 503", minimum=1
     )
     http_max_choices: int = option(8, help="most answers to one request (n)", minimum=1)
+    tool_parser: Literal["hermes", "llama3"] = option(
+        "hermes", help="how the model writes tool calls: hermes (Qwen too), llama3"
+    )
     http_body_bytes: int = option(
         64 << 20, help="most bytes of an HTTP request's body", unit="bytes", minimum=1
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from epd.errors import InvalidRequestError, UnsupportedFeatureError
 from epd.sampling import Constraint
-from services.router.calls import Conversation, PromptInput, TextPart, TextPrompt, TokenPrompt
+from services.router.calls import Conversation, PromptInput, TextPrompt, TokenPrompt
 from services.router.workers import ServedModel
 
 
@@ -35,13 +35,7 @@ class RequestLimits:
                 if not prompt.messages:
                     raise InvalidRequestError("no message", field="conversation.messages")
                 self._check_images(prompt.images, model)
-                texts = [
-                    part.text
-                    for message in prompt.messages
-                    for part in message.parts
-                    if isinstance(part, TextPart)
-                ]
-                self._check_text(sum(map(len, texts)), "conversation")
+                self._check_text(prompt.text_chars, "conversation")
             case TextPrompt():
                 self._check_text(len(prompt.text), "text_prompt")
             case TokenPrompt():

@@ -14,6 +14,7 @@ from epd.text.guarded_text import ControlTokenGuard
 from epd.text.tokenizer import Tokenizer
 from services.router.calls import Conversation, ImagePart, PromptInput, TextPart, TextPrompt
 from services.router.limits import RequestLimits
+from services.router.tool_prompt import require_tools, template_tools, tool_fields, tool_texts
 from services.router.workers import ServedModel
 
 
@@ -110,18 +111,24 @@ class PromptBuilder:
 
     def _render(self, conversation: Conversation) -> list[int]:
         template = require_template(self._template)
+        require_tools(template, conversation)
         texts = [
             part.text
             for message in conversation.messages
             for part in message.parts
             if isinstance(part, TextPart)
         ]
-        guard = ControlTokenGuard(self._tokenizer.added_tokens, texts)
+        guard = ControlTokenGuard(self._tokenizer.added_tokens, [*texts, *tool_texts(conversation)])
         messages = [
-            {"role": message.role, "content": _content(message.parts, guard, template)}
+            {
+                "role": message.role,
+                "content": _content(message.parts, guard, template),
+                **tool_fields(message, guard),
+            }
             for message in conversation.messages
         ]
-        return self._tokenizer.encode_guarded(guard.split(template.render(messages)))
+        rendered = template.render(messages, template_tools(conversation.tools, guard))
+        return self._tokenizer.encode_guarded(guard.split(rendered))
 
 
 def _content(

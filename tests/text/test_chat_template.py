@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 from epd.errors import InvalidRequestError
 from epd.text.chat_template import ChatTemplate
 from tests.support.tiny_model import CHAT_TEMPLATE, _tokenizer
+from tests.support.tool_template import LOOK, STOP, TOOL_TEMPLATE
 
 PARTS = [
     {"role": "system", "content": [{"type": "text", "text": "Be brief.\n"}]},
@@ -101,3 +102,27 @@ def test_a_template_cannot_reach_python_internals() -> None:
     template = ChatTemplate("{{ messages.__class__.__mro__ }}", {})
     with pytest.raises(InvalidRequestError):
         template.render(STRINGS)
+
+
+def test_tools_and_calls_are_rendered_as_transformers_renders_them(tmp_path: Path) -> None:
+    _tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(TOOL_TEMPLATE)
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": {"x": "ä<"}}}
+    messages = [
+        {"role": "user", "content": "which?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "left"},
+    ]
+    template = ChatTemplate.from_folder(tmp_path)
+    assert template is not None
+    expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
+        messages, tools=[LOOK, STOP], tokenize=False, add_generation_prompt=True
+    )
+    assert template.render(messages, [LOOK, STOP]) == expected
+
+
+def test_whether_a_template_knows_tools_is_found_out_by_trying() -> None:
+    assert ChatTemplate(TOOL_TEMPLATE, {}).takes_tools
+    assert not ChatTemplate(CHAT_TEMPLATE, {}).takes_tools
+    # One that tells of tools, and cannot show the calls that were made, would lose them.
+    assert not ChatTemplate("{{ tools }}" + CHAT_TEMPLATE, {}).takes_tools

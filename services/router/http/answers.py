@@ -2,12 +2,14 @@
 
 import abc
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from epd.text.token_bytes import TokenBytes
+from epd.text.tool_output import ToolOutput
 from services.router.calls import Completion, Delta, Usage
+from services.router.http.chat_message import MessageWriter
 from services.router.http.logprobs import CompletionLogprobs, chat_logprobs
 
 
@@ -55,8 +57,8 @@ class AnswerFormat(abc.ABC):
         """What a choice begins with, before its first token; None for nothing."""
 
     @abc.abstractmethod
-    def delta(self, index: int, delta: Delta) -> dict[str, Any]:
-        """New tokens of a choice."""
+    def delta(self, index: int, delta: Delta) -> dict[str, Any] | None:
+        """New tokens of a choice; None where nothing of them can be told yet."""
 
     @abc.abstractmethod
     def end(self, index: int, completion: Completion) -> dict[str, Any]:
@@ -79,11 +81,26 @@ class AnswerFormat(abc.ABC):
 
 
 class ChatFormat(AnswerFormat):
-    """Chat completions."""
+    """Chat completions.
+
+    Args:
+        new_output: Makes what takes a choice's answer apart; gives None where answers are text.
+    """
 
     id_prefix = "chatcmpl"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        logprobs: TokenBytes | None,
+        new_output: Callable[[], ToolOutput | None],
+    ) -> None:
+        super().__init__(request_id, model, logprobs)
+        self._new_output = new_output
+        self._writers: dict[int, MessageWriter] = {}
 
     def begin(self, index: int) -> dict[str, Any]:
         """See the base."""
@@ -92,12 +109,15 @@ class ChatFormat(AnswerFormat):
             {"index": index, "delta": message, "logprobs": None, "finish_reason": None}
         )
 
-    def delta(self, index: int, delta: Delta) -> dict[str, Any]:
+    def delta(self, index: int, delta: Delta) -> dict[str, Any] | None:
         """See the base."""
+        message = self._writer(index).more(delta)
+        if not message and self._logprobs is None:
+            return None
         return self._chunk(
             {
                 "index": index,
-                "delta": {"content": delta.text},
+                "delta": message,
                 "logprobs": self._logprobs and chat_logprobs(delta, self._logprobs),
                 "finish_reason": None,
             }
@@ -105,16 +125,25 @@ class ChatFormat(AnswerFormat):
 
     def end(self, index: int, completion: Completion) -> dict[str, Any]:
         """See the base."""
-        reason = completion.finish_reason.value
-        return self._chunk({"index": index, "delta": {}, "logprobs": None, "finish_reason": reason})
+        writer = self._writer(index)
+        message = writer.rest()
+        reason = writer.finish_reason(completion.finish_reason)
+        return self._chunk(
+            {"index": index, "delta": message, "logprobs": None, "finish_reason": reason}
+        )
 
     def _choice(self, index: int, collected: Collected) -> dict[str, Any]:
+        writer = self._writer(index)
+        message = {"role": "assistant", "refusal": None, **writer.whole(collected.delta.text)}
         return {
             "index": index,
-            "message": {"role": "assistant", "content": collected.delta.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs and chat_logprobs(collected.delta, self._logprobs),
-            "finish_reason": collected.completion.finish_reason.value,
+            "finish_reason": writer.finish_reason(collected.completion.finish_reason),
         }
+
+    def _writer(self, index: int) -> MessageWriter:
+        return self._writers.setdefault(index, MessageWriter(self._new_output()))
 
 
 class CompletionFormat(AnswerFormat):

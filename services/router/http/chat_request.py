@@ -11,9 +11,17 @@ from services.router.calls import ROLES, Conversation, ImagePart, Message, TextP
 from services.router.http.fields import Fields
 from services.router.http.sampling_fields import read_choice_count, read_sampling, read_stop
 from services.router.http.stream_options import StreamOptions, read_stream_options
+from services.router.http.tool_fields import (
+    read_stop_after_call,
+    read_tool_calls,
+    read_tool_use,
+)
+from services.router.http.tool_use import ToolUse
 
 #: Newer names of roles that chat templates know by another one.
 _ROLE_ALIASES = {"developer": "system"}
+#: Has the result of a call; over gRPC there are no tools.
+_TOOL_ROLE = "tool"
 
 
 @dataclass(frozen=True)
@@ -27,15 +35,19 @@ class ChatRequest:
     logprobs: bool
     choice_count: int
     stream: StreamOptions | None
+    tool_use: ToolUse
 
 
-def read_chat_request(body: Any, default_max_tokens: int, max_choices: int) -> ChatRequest:
+def read_chat_request(
+    body: Any, default_max_tokens: int, max_choices: int, tool_parser: str
+) -> ChatRequest:
     """The checked request.
 
     Args:
         body: Decoded JSON.
         default_max_tokens: What a request without a limit gets.
         max_choices: Most answers to one request.
+        tool_parser: What reads answers with tool calls.
 
     Raises:
         InvalidRequestError: a field has no valid value.
@@ -50,14 +62,17 @@ def read_chat_request(body: Any, default_max_tokens: int, max_choices: int) -> C
     limit = fields.integer("max_completion_tokens")
     if limit is None:
         limit = default_max_tokens if old_limit is None else old_limit
+    tool_use = read_tool_use(fields, tool_parser)
+    sampling = read_sampling(fields, max_tokens=limit, top_logprobs=top_logprobs)
     request = ChatRequest(
         model=fields.required_text("model"),
-        conversation=Conversation(tuple(map(_message, fields.objects("messages")))),
-        sampling=read_sampling(fields, max_tokens=limit, top_logprobs=top_logprobs),
-        stop=read_stop(fields),
+        conversation=Conversation(tuple(map(_message, fields.objects("messages"))), tool_use.tools),
+        sampling=tool_use.constrained(sampling),
+        stop=read_stop(fields) + read_stop_after_call(fields, tool_use),
         logprobs=logprobs,
         choice_count=read_choice_count(fields, max_choices),
         stream=read_stream_options(fields),
+        tool_use=tool_use,
     )
     fields.only("store", False)
     fields.only("service_tier", "auto", "default")
@@ -69,12 +84,17 @@ def read_chat_request(body: Any, default_max_tokens: int, max_choices: int) -> C
 def _message(fields: Fields) -> Message:
     role = fields.required_text("role")
     role = _ROLE_ALIASES.get(role, role)
-    if role not in ROLES:
+    known = ROLES | {_TOOL_ROLE}
+    if role not in known:
         raise InvalidRequestError(
-            f"role is {role!r}, known are {', '.join(sorted(ROLES))}", field=fields.name("role")
+            f"role is {role!r}, known are {', '.join(sorted(known))}", field=fields.name("role")
         )
+    calls = read_tool_calls(fields) if role == "assistant" else ()
+    answers = fields.required_text("tool_call_id") if role == _TOOL_ROLE else ""
     content = fields.take("content")
-    message = Message(role, _parts(content, fields.name("content")))
+    if content is None and calls:
+        content = ""
+    message = Message(role, _parts(content, fields.name("content")), calls, answers)
     fields.finish()
     return message
 

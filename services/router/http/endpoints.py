@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from epd.errors import NotFoundError
+from epd.errors import InvalidRequestError, NotFoundError
 from epd.rpc.request_context import request_id
 from epd.rpc.server import GrpcServer
 from epd.rpc.server_interceptors import typed_error
@@ -56,6 +56,7 @@ class HttpParts:
         bodies: Reads requests.
         keys: Which callers are served.
         max_choices: Most answers to one request.
+        tool_parser: What reads answers with tool calls.
         request_timeout_s: Deadline of every request.
         send_timeout_s: Longest wait for a client that reads nothing.
     """
@@ -69,6 +70,7 @@ class HttpParts:
     bodies: BodyReader
     keys: ApiKeys
     max_choices: int
+    tool_parser: str
     request_timeout_s: float
     send_timeout_s: float
 
@@ -104,9 +106,18 @@ class _Endpoints:
             read_chat_request,
             default_max_tokens=model.context_length,
             max_choices=self._parts.max_choices,
+            tool_parser=self._parts.tool_parser,
         )
         asked = await self._parts.bodies.read(request, read)
-        return await self._answer(request, asked, asked.conversation, ChatFormat, model.name)
+        answer_format = functools.partial(ChatFormat, new_output=asked.tool_use.output)
+        try:
+            return await self._answer(request, asked, asked.conversation, answer_format, model.name)
+        except InvalidRequestError as error:
+            if asked.tool_use.is_forced and error.field == "sampling.constraint":
+                raise InvalidRequestError(
+                    error.message, field="tools", reason=error.reason
+                ) from error
+            raise
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
@@ -151,7 +162,7 @@ class _Endpoints:
         request: Request,
         asked: ChatRequest | CompletionRequest,
         prompt: Conversation | TextPrompt | TokenPrompt,
-        answer_format: type[AnswerFormat],
+        answer_format: Callable[[str, str, TokenBytes | None], AnswerFormat],
         model: str,
     ) -> Response:
         call = GenerateCall(

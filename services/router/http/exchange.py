@@ -133,8 +133,8 @@ class EventStream(Response):
                 if isinstance(event, Completion):
                     completions[index] = event
                     yield self._line(self._answer.end(index, event))
-                else:
-                    yield self._line(self._answer.delta(index, event))
+                elif (chunk := self._answer.delta(index, event)) is not None:
+                    yield self._line(chunk)
         except Exception as raised:
             yield _event(error_body(typed_error(root_error(raised), path)))
             return
