@@ -4,18 +4,22 @@ The workers are stand-ins without a model, so nothing but calls and messages is 
 bare proxy run on one core, stand-ins and clients on the other. The router traces and detokenises.
 
 * Overhead: TTFT and time per token at ``--concurrency``, against calling both workers directly.
-* Message rate: worker messages of one token each per second, against a proxy that only forwards.
+* Message rate: messages of one token each that reach the clients per second, from a router that
+  merges none to save messages (``--coalesce-s 0``), against a proxy that only forwards. What it
+  merges because a client is slow counts as one message, so merging never flatters it.
 * Tokens per second, when the workers put ``--coalesced`` tokens into a message.
 * Streams: ``--streams`` at once; how many finish, and the router's resident memory after it all.
 """
 
 import argparse
 import asyncio
+import contextlib
+import functools
 import os
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +31,7 @@ from rich.table import Table
 from bench.harness import Sample, ratio
 from bench.line_process import LineProcess
 from bench.outcome import Outcome
-from bench.streams import Ask, at_once, directly, p50, rate, through_router
+from bench.streams import Ask, at_once, directly, p50, rates, through_router
 from epd.fleet.process import ServiceProcess
 from epd.telemetry.otlp_receiver import OtlpReceiver
 from epd.telemetry.span_store import SpanStore
@@ -53,39 +57,55 @@ def run(options: argparse.Namespace) -> Outcome:
     """Measures."""
     cores = sorted(os.sched_getaffinity(0))
     here, there = cores[0], cores[-1]
-    os.sched_setaffinity(0, {here})
+    with (
+        tempfile.TemporaryDirectory(prefix="epd-bench-") as folder,
+        _on_core(here),
+        OtlpReceiver(SpanStore()) as receiver,
+        LineProcess("bench.stand_in_process", env=os.environ) as stand_in,
+        ExitStack() as routers,
+    ):
+        addresses = stand_in.ask("addresses")
+        env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}
+        start = functools.partial(_router, routers, options.model, addresses, env, Path(folder))
+        with _on_core(there):
+            router = start("router")
+            unmerged = start("unmerged", "--coalesce-s=0")
+            proxy = LineProcess("bench.bare_proxy_process", addresses["decode"], env=os.environ)
+        with proxy:
+            addresses |= {
+                "proxy": proxy.ask("address"),
+                "router": router.address,
+                "unmerged": unmerged.address,
+            }
+            return asyncio.run(_Bench(options, stand_in, addresses, router.pid).run())
+
+
+@contextlib.contextmanager
+def _on_core(core: int) -> Iterator[None]:
+    """What is started meanwhile runs on this core with every thread: a process inherits it."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="epd-bench-") as folder,
-            OtlpReceiver(SpanStore()) as receiver,
-            LineProcess("bench.stand_in_process", env=os.environ) as stand_in,
-        ):
-            addresses = stand_in.ask("addresses")
-            env = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}
-            router = _router(options.model, addresses, env, Path(folder))
-            try:
-                router.wait_ready(_READY_S)
-                os.sched_setaffinity(router.pid, {there})
-                with LineProcess(
-                    "bench.bare_proxy_process", addresses["decode"], env=os.environ
-                ) as proxy:
-                    os.sched_setaffinity(proxy.pid, {there})
-                    addresses["proxy"] = proxy.ask("address")
-                    bench = _Bench(options, stand_in, addresses, router)
-                    return asyncio.run(bench.run())
-            finally:
-                router.kill()
+        yield
     finally:
-        os.sched_setaffinity(0, cores)
+        os.sched_setaffinity(0, before)
 
 
 def _router(
-    model: Path, addresses: dict[str, str], env: dict[str, str], folder: Path
+    routers: ExitStack,
+    model: Path,
+    addresses: dict[str, str],
+    env: dict[str, str],
+    folder: Path,
+    name: str,
+    *flags: str,
 ) -> ServiceProcess:
     command = [sys.executable, "-m", "services.router", f"--model={model}", "--follow-stdin"]
     command += [f"--{role}s={addresses[role]}" for role in ("prefill", "decode")]
-    process = ServiceProcess("router", "router", command, env, folder)
+    process = ServiceProcess("router", name, [*command, *flags], env, folder)
     process.start()
+    routers.callback(process.kill)
+    process.wait_ready(_READY_S)
     return process
 
 
@@ -97,7 +117,7 @@ class _Bench:
         options: argparse.Namespace,
         stand_in: LineProcess,
         addresses: dict[str, str],
-        router: ServiceProcess,
+        router_pid: int,
     ) -> None:
         self._quick = options.quick
         self._rounds = options.rounds or (1 if options.quick else 5)
@@ -106,7 +126,7 @@ class _Bench:
         self._streams = options.streams or (200 if options.quick else 1000)
         self._stand_in = stand_in
         self._addresses = addresses
-        self._process = router
+        self._router_pid = router_pid
         self._raw: list[Sample] = []
 
     async def run(self) -> Outcome:
@@ -116,13 +136,17 @@ class _Bench:
             async def channel(address: str) -> grpc.aio.Channel:
                 return await stack.enter_async_context(grpc.aio.insecure_channel(address))
 
-            router = RouterServiceStub(await channel(self._process.address))
+            router = RouterServiceStub(await channel(self._addresses["router"]))
+            unmerged = RouterServiceStub(await channel(self._addresses["unmerged"]))
             prefill = PrefillServiceStub(await channel(self._addresses["prefill"]))
             decode = DecodeServiceStub(await channel(self._addresses["decode"]))
             proxy = DecodeServiceStub(await channel(self._addresses["proxy"]))
 
             async def routed(tokens: int) -> Any:
                 return await through_router(router, tokens)
+
+            async def routed_unmerged(tokens: int) -> Any:
+                return await through_router(unmerged, tokens)
 
             async def direct(tokens: int) -> Any:
                 return await directly(prefill, decode, tokens)
@@ -131,10 +155,10 @@ class _Bench:
                 return await directly(prefill, proxy, tokens)
 
             result = await self._overhead(routed, direct)
-            result |= await self._message_rate(routed, forwarded)
+            result |= await self._message_rate(routed_unmerged, forwarded)
             result |= await self._tokens_per_s(routed)
             result |= await self._many_streams(routed)
-        result["rss_mb"] = round(psutil.Process(self._process.pid).memory_info().rss / 1e6, 1)
+        result["rss_mb"] = round(psutil.Process(self._router_pid).memory_info().rss / 1e6, 1)
         self._print(result)
         return Outcome(result, self._raw)
 
@@ -160,21 +184,30 @@ class _Bench:
         tokens = 300 if self._quick else 3000
 
         async def measure(ask: Ask) -> dict[str, float]:
-            return {"messages_per_s": await rate(ask, self._concurrency, tokens)}
+            found = await rates(ask, self._concurrency, tokens)
+            return {
+                "messages_per_s": found.messages_per_s,
+                "tokens_per_message": found.tokens_per_s / found.messages_per_s,
+            }
 
         found = await self._turns({"router": routed, "proxy": forwarded}, measure)
         samples = found["messages_per_s"]
+        merged = [s.value for s in found["tokens_per_message"] if s.arm == "router"]
         return {
             "message_rate_over_bare_proxy": round(ratio(samples, "router", "proxy").value, 3),
             "messages_per_s": round(p50([s.value for s in samples if s.arm == "router"])),
+            "tokens_per_message": round(p50(merged), 3),
         }
 
     async def _tokens_per_s(self, routed: Ask) -> dict[str, float]:
         self._stand_in.ask("pace", prefill_s=0.0, token_s=0.0, tokens_per_message=self._coalesced)
         tokens = 5_000 if self._quick else 50_000
-        rates = [await rate(routed, self._concurrency, tokens) for _ in range(self._rounds)]
-        self._raw += [Sample("router:tokens_per_s", n, n, value) for n, value in enumerate(rates)]
-        return {"tokens_per_s": round(p50(rates))}
+        found = [
+            (await rates(routed, self._concurrency, tokens)).tokens_per_s
+            for _ in range(self._rounds)
+        ]
+        self._raw += [Sample("router:tokens_per_s", n, n, value) for n, value in enumerate(found)]
+        return {"tokens_per_s": round(p50(found))}
 
     async def _many_streams(self, routed: Ask) -> dict[str, float]:
         self._stand_in.ask("pace", prefill_s=0.01, token_s=0.1, tokens_per_message=1)

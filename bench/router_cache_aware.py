@@ -3,7 +3,7 @@
 A real fleet: two prefill workers, one decode worker, and two routers before them, one of which
 sends prompts to prefill workers by chance. Each run has new prefixes, so no run finds what another
 has left in the caches. The caches of both workers together hold all prefixes of a run, each alone
-half of them: that is where routing can help. The control has no prefix in common.
+half of them and one more: that is where routing can help. The control has no prefix in common.
 
 The arms take turns; requests are a closed loop of ``--concurrency`` clients in a random order.
 """
@@ -47,8 +47,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Outcome:
     """Measures both workloads."""
     bench = _Bench(options)
-    # Room for half of the prefixes and the requests that run.
-    blocks = (bench.prefixes // 2 + options.concurrency + 1) * (options.prefix_blocks + 2)
+    # Half of the prefixes and one more: what runs takes its own blocks out of the same pool.
+    blocks = (bench.prefixes // 2 + 1) * (options.prefix_blocks + 2)
     prefill = (f"--kv-blocks={blocks}", "--max-running=2")
     threads = {"OMP_NUM_THREADS": "1", "EPD_THREADS": "1"}
     plan = FleetPlan(

@@ -22,11 +22,12 @@ Ask = Callable[[int], Awaitable["Timing"]]
 
 @dataclass(frozen=True)
 class Timing:
-    """Of one answer: seconds to the first token, seconds per further token, tokens."""
+    """Of one answer: seconds to the first token and per further token; tokens, and messages."""
 
     ttft_s: float
     per_token_s: float
     tokens: int
+    messages: int
 
 
 class _Watch:
@@ -35,16 +36,17 @@ class _Watch:
     def __init__(self) -> None:
         self._started_s = time.perf_counter()
         self._first_s = self._last_s = 0.0
-        self._tokens = 0
+        self._tokens = self._messages = 0
 
     def tokens(self, count: int) -> None:
         self._last_s = time.perf_counter()
         self._first_s = self._first_s or self._last_s
         self._tokens += count
+        self._messages += 1
 
     def timing(self) -> Timing:
         spread_s = (self._last_s - self._first_s) / max(1, self._tokens - 1)
-        return Timing(self._first_s - self._started_s, spread_s, self._tokens)
+        return Timing(self._first_s - self._started_s, spread_s, self._tokens, self._messages)
 
 
 async def through_router(stub: RouterServiceStub, tokens: int) -> Timing:
@@ -106,11 +108,23 @@ async def at_once(
     return list(await asyncio.gather(*(one() for _ in range(requests))))
 
 
-async def rate(ask: Ask, concurrency: int, tokens: int) -> float:
-    """Tokens per second over all of ``concurrency`` answers."""
+@dataclass(frozen=True)
+class Rates:
+    """What ``concurrency`` answers brought per second, all together."""
+
+    tokens_per_s: float
+    messages_per_s: float
+
+
+async def rates(ask: Ask, concurrency: int, tokens: int) -> Rates:
+    """Of ``concurrency`` answers of ``tokens`` each."""
     started_s = time.perf_counter()
     timings = await at_once(ask, concurrency, concurrency, tokens)
-    return sum(timing.tokens for timing in timings) / (time.perf_counter() - started_s)
+    seconds = time.perf_counter() - started_s
+    return Rates(
+        sum(timing.tokens for timing in timings) / seconds,
+        sum(timing.messages for timing in timings) / seconds,
+    )
 
 
 def p50(values: list[float]) -> float:

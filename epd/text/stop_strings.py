@@ -1,11 +1,10 @@
 """Ends an output at the first of some texts, wherever tokens are cut."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class StopScan:
+class StopScan(NamedTuple):
     """``text`` may be sent; ``stopped`` says that a stop string has been completed after it."""
 
     text: str

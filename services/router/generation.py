@@ -65,7 +65,7 @@ class Generation:
         retries: Counter,
         on_first_token: Sequence[Callable[[], None]],
     ) -> None:
-        work.sink = self._take
+        work.sink = self._take_first
         self._work = work
         self._output = output
         self._dispatcher = dispatcher
@@ -154,10 +154,12 @@ class Generation:
             end_ids=self._bounds.end_ids,
         )
 
-    async def _take(
+    async def _take_first(
         self, token_ids: Sequence[int], logprobs: Sequence[float], tops: Sequence[TopLogprobs]
     ) -> bool:
-        if not self._work.emitted and token_ids:
+        """Notes the first token; all that follow go straight to the output."""
+        if token_ids:
+            self._work.sink = self._output.push
             self._work.path.first_token()
             for call in self._on_first_token:
                 call()

@@ -62,14 +62,17 @@ class OutputStream:
         Tokens after the one that completes a stop string are not part of the answer.
         """
         for position, token_id in enumerate(token_ids):
-            await self._writable.wait()
+            if not self._writable.is_set():
+                await self._writable.wait()
             self.token_ids.append(token_id)
             text = "" if token_id in self._silent_ids else self._detokenizer.push(token_id)
             scan = self._scanner.push(text)
-            here = slice(position, position + 1)
-            self._pending_logprobs += logprobs[here]
-            self._pending_tops += tops[here]
-            self._append([token_id], scan.text)
+            self._pending_ids.append(token_id)
+            if position < len(logprobs):
+                self._pending_logprobs.append(logprobs[position])
+            if position < len(tops):
+                self._pending_tops.append(tops[position])
+            self._append(scan.text)
             if scan.stopped:
                 return True
         return False
@@ -77,7 +80,7 @@ class OutputStream:
     def flush(self) -> bool:
         """Gives out held text at the end; True when it completes a stop string after all."""
         scan = self._scanner.push(self._detokenizer.flush())
-        self._append([], scan.text if scan.stopped else scan.text + self._scanner.flush())
+        self._append(scan.text if scan.stopped else scan.text + self._scanner.flush())
         return scan.stopped
 
     def complete(self, completion: Completion) -> None:
@@ -115,8 +118,7 @@ class OutputStream:
                     return
                 raise self._end
 
-    def _append(self, token_ids: list[int], text: str) -> None:
-        self._pending_ids += token_ids
+    def _append(self, text: str) -> None:
         self._pending_text.append(text)
         if len(self._pending_ids) >= self._capacity:
             self._writable.clear()

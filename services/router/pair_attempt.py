@@ -188,21 +188,22 @@ class PairAttempt:
         try:
             async for response in call:
                 match response.WhichOneof("event"):
+                    case "tokens":
+                        # The two streams are not ordered with each other.
+                        if not self._first_token_sent.is_set():
+                            await self._first_token_sent.wait()
+                        tokens = response.tokens
+                        token_ids = tokens.token_ids
+                        self._decoded_tokens += len(token_ids)
+                        tops = tops_from_proto(tokens.top_logprobs)
+                        if await self._work.sink(token_ids, tokens.logprobs, tops):
+                            outcome, ended = FinishReason.STOP, True
+                            break
                     case "started":
                         self._started_ns = time.monotonic_ns()
                         self._decode.breaker.succeeded()
                         reported = timings_from_proto(response.started.timings)
                         self._queue_ns = reported.get("queue", 0)
-                    case "tokens":
-                        self._decoded_tokens += len(response.tokens.token_ids)
-                        # The two streams are not ordered with each other.
-                        await self._first_token_sent.wait()
-                        tokens = response.tokens
-                        if await self._work.sink(
-                            tokens.token_ids, tokens.logprobs, tops_from_proto(tokens.top_logprobs)
-                        ):
-                            outcome, ended = FinishReason.STOP, True
-                            break
                     case "preempted":
                         ended = True
                     case "finished":

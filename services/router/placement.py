@@ -132,12 +132,12 @@ class Placer:
         return placements[cheapest(costs, [worker.load for worker in unified], self._rng)]
 
     def _prefill(self, workers: Sequence[Worker], hashes: Sequence[bytes], tokens: int) -> Worker:
-        """The one with the least predicted TTFT; popular prefixes favour nobody."""
+        """The one where the request costs least; popular prefixes favour nobody."""
         if self._by_chance:
             return self._rng.choice(workers)
         popular = self._popular.leading(hashes, len(workers))
         costs = [
-            predicted_ttft_s(
+            _prefill_cost_s(
                 worker,
                 uncached_tokens(
                     tokens, max(popular, worker.held.leading(hashes)), worker.block_size
@@ -164,6 +164,15 @@ def predicted_ttft_s(prefill: Worker, uncached: int) -> float:
     account = prefill.account
     waiting_s = prefill.speed.seconds(account.waiting_tokens, account.waiting_prompts)
     return waiting_s + prefill.speed.seconds(uncached)
+
+
+def _prefill_cost_s(prefill: Worker, uncached: int) -> float:
+    """The request's own predicted TTFT, and the time that others lose to its computation.
+
+    Without the second part a prompt leaves the worker that holds it for any wait longer than its
+    computation; the copy then drives out what other prompts there need, and all compute more.
+    """
+    return predicted_ttft_s(prefill, uncached) + prefill.speed.seconds(uncached)
 
 
 def predicted_tpot_s(decode: Worker) -> float:

@@ -115,6 +115,8 @@ class WorkerRegistry:
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Waits for workers to come; False when ``condition`` does not hold in time."""
+        if condition():
+            return True
         try:
             async with asyncio.timeout(timeout_s):
                 while not condition():

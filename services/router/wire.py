@@ -93,14 +93,16 @@ def prompt_from_proto(
 
 def delta_to_proto(delta: Delta, with_logprobs: bool) -> router_pb2.GenerateResponse:
     """An event with new tokens."""
-    return router_pb2.GenerateResponse(
-        delta=router_pb2.Delta(
-            token_ids=delta.token_ids,
-            text=delta.text,
-            logprobs=delta.logprobs if with_logprobs else (),
-            top_logprobs=map(top_to_proto, delta.top_logprobs),
-        )
-    )
+    response = router_pb2.GenerateResponse()
+    # Filled in place: a message given to a constructor is copied by way of its bytes.
+    filled = response.delta
+    filled.token_ids.extend(delta.token_ids)
+    filled.text = delta.text
+    if with_logprobs:
+        filled.logprobs.extend(delta.logprobs)
+    if delta.top_logprobs:
+        filled.top_logprobs.extend(map(top_to_proto, delta.top_logprobs))
+    return response
 
 
 def completion_to_proto(completion: Completion) -> router_pb2.GenerateResponse:

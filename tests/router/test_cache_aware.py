@@ -132,3 +132,19 @@ async def test_tokens_waiting_at_a_worker_outweigh_its_cache(model: Path, fleet:
         for number in range(5):
             await collect(served.stub.Generate(prompt(document(1) + f"{number}")))
     assert holder.calls["Prefill"] == 0
+
+
+async def test_a_prompt_waits_where_it_is_cached_rather_than_be_computed_twice(
+    model: Path, fleet: Fleet
+) -> None:
+    """The holder has as much to do first as the prompt would take elsewhere."""
+    told = Told()
+    told.first = hashes(document(1))
+    holder = FakePrefill(fleet.fabric, kv_events=told.stream)
+    holder.load.waiting_tokens = len(document(1)) * 5 // 4
+    workers = [*fleet.workers, holder]
+    async with running(*workers), router(model, workers) as served:
+        await eventually(lambda: told.streams == 1)
+        await asyncio.sleep(0.2)
+        await collect(served.stub.Generate(prompt(document(1) + "question")))
+    assert holder.calls["Prefill"] == 1
