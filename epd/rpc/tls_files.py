@@ -4,7 +4,7 @@ import asyncio
 import logging
 import ssl
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from epd.config import ConfigError
@@ -18,7 +18,7 @@ class TlsMaterial:
     """What the files held at one moment, PEM; None where there is no file."""
 
     certificate: bytes | None
-    key: bytes | None
+    key: bytes | None = field(repr=False)
     ca: bytes | None
     #: CA of callers; without it they are asked for no certificate.
     client_ca: bytes | None

@@ -243,6 +243,7 @@ def test_files_that_do_not_fit_together_change_nothing(authority, tmp_path, capl
     files = authority.issue(tmp_path, "decode")
     tls = TlsFiles(files.client(""))
     before = tls.current
+    assert "PRIVATE KEY" not in repr(before)
     replace(files.key, authority.issue(tmp_path / "other", "decode").key.read_bytes())
     for _ in range(3):
         tls.refresh()
