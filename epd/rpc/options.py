@@ -36,8 +36,8 @@ def channel_options(message_bytes: int = MESSAGE_BYTES) -> ChannelOptions:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 500),
         ("grpc.max_reconnect_backoff_ms", 1_000),
-        # Answers are tokens and handles. A window that grows with the bandwidth would let each stream
-        # that nobody reads keep megabytes of them; without it is 64 KiB.
+        # Answers are tokens and handles. A window that grows with the bandwidth would let each
+        # stream that nobody reads keep megabytes of them; without it is 64 KiB.
         ("grpc.http2.bdp_probe", 0),
         # Channels to the same address share no connection: closing one never disturbs another.
         ("grpc.use_local_subchannel_pool", 1),

@@ -63,7 +63,7 @@ async def test_a_tensor_does_not_fit_into_a_message(monkeypatch):
 async def test_onward_calls_get_what_is_left_of_the_deadline(monkeypatch):
     async with rpc_pair(monkeypatch, [("epd.v1.PrefillService", add_measuring)]) as pair:
         await ask(pair, prefill_pb2.PrefillRequest(), timeout=5)
-        assert 4 < Measuring.left_s <= 5
+        assert 4 < Measuring.left_s < 5.1  # gRPC rounds a deadline up on its way
         await ask(pair, prefill_pb2.PrefillRequest(), timeout=500)
         assert Measuring.left_s == 60
         await ask(pair, prefill_pb2.PrefillRequest())
