@@ -12,7 +12,7 @@ Needs neither torch nor a model folder.
 from epd.client.answers import Answer, AnswerStream, Completion, Delta, Usage
 from epd.client.client import EpdClient
 from epd.client.model import Model, Worker
-from epd.client.prompts import Image, Message, Prompt, RawText, Tokens
+from epd.client.prompts import Image, ImageUrl, Message, Prompt, RawText, Tokens, Video
 from epd.client.sampling import Sampling
 from epd.rpc.tls_config import ClientTlsConfig
 from epd.sampling import Constraint, ConstraintKind
@@ -27,6 +27,7 @@ __all__ = [
     "Delta",
     "EpdClient",
     "Image",
+    "ImageUrl",
     "Message",
     "Model",
     "Prompt",
@@ -34,5 +35,6 @@ __all__ = [
     "Sampling",
     "Tokens",
     "Usage",
+    "Video",
     "Worker",
 ]

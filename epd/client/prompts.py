@@ -1,10 +1,10 @@
-"""What can be asked: text, messages with images, raw text, tokens."""
+"""What can be asked: text, messages with images and videos, raw text, tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from epd.v1 import router_pb2
+from epd.v1 import common_pb2, router_pb2
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,29 @@ class Image:
 
 
 @dataclass(frozen=True)
+class ImageUrl:
+    """An image that the router downloads, where its operator allows the host; https."""
+
+    url: str
+
+
+@dataclass(frozen=True)
+class Video:
+    """Frames in order, image files of one size, and when each is shown, in seconds."""
+
+    frames: Sequence[Image | bytes | Path]
+    timestamps_s: Sequence[float]
+
+
+Content = str | Image | ImageUrl | Video
+
+
+@dataclass(frozen=True)
 class Message:
     """One message; ``role`` is system, user or assistant."""
 
     role: str
-    content: str | Sequence[str | Image]
+    content: str | Sequence[Content]
 
 
 @dataclass(frozen=True)
@@ -62,7 +80,7 @@ def conversation(
         OSError: an image file cannot be read.
     """
     if isinstance(prompt, str):
-        content: list[str | Image] = [*(Image.of(image) for image in images), prompt]
+        content: list[Content] = [*(Image.of(image) for image in images), prompt]
         prompt = [Message("user", content)]
     else:
         refuse_images(images)
@@ -79,10 +97,19 @@ def _message(message: Message) -> router_pb2.ChatMessage:
     content = [message.content] if isinstance(message.content, str) else message.content
     return router_pb2.ChatMessage(
         role=message.role,
-        parts=[
-            router_pb2.ContentPart(image=part.data)
-            if isinstance(part, Image)
-            else router_pb2.ContentPart(text=part)
-            for part in content
-        ],
+        parts=[_part(part) for part in content],
     )
+
+
+def _part(part: Content) -> router_pb2.ContentPart:
+    match part:
+        case str():
+            return router_pb2.ContentPart(text=part)
+        case Image():
+            return router_pb2.ContentPart(image=part.data)
+        case ImageUrl():
+            return router_pb2.ContentPart(image_url=part.url)
+        case Video():
+            frames = [Image.of(frame).data for frame in part.frames]
+            video = common_pb2.Video(frames=frames, timestamps_s=part.timestamps_s)
+            return router_pb2.ContentPart(video=video)

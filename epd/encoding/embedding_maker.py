@@ -13,12 +13,15 @@ from epd.encoding.encode_events import Stage
 from epd.encoding.encoding_config import EncodingConfig
 from epd.encoding.pixel_budget import PixelBudget
 from epd.encoding.preprocess import PreprocessPool
+from epd.encoding.preprocess_worker import ProcessedImage
 from epd.engine.families.base import ModelFamily
 from epd.errors import InternalError
+from epd.media import Media, Video
 from epd.telemetry import semconv
 
 #: How errors name the image; the call that waits for it adds its position.
 IMAGE = "the image"
+VIDEO = "the video"
 
 
 class EmbeddingMaker:
@@ -65,9 +68,9 @@ class EmbeddingMaker:
         return stopped
 
     async def make(
-        self, data: bytes, spec: EmbeddingSpec, memory: npt.NDArray[np.uint8]
+        self, data: Media, spec: EmbeddingSpec, memory: npt.NDArray[np.uint8]
     ) -> tuple[Stage, ...]:
-        """Fills ``memory`` with the embedding of an image; returns the stages it went through.
+        """Fills ``memory`` with the embedding of an image or video; returns the stages in between.
 
         However it ends, nobody writes to ``memory`` any more: a cancelled caller is held until the
         batcher has let go of it, which takes at most a forward pass.
@@ -79,8 +82,7 @@ class EmbeddingMaker:
         """
         started_ns = time.monotonic_ns()
         async with self._pixels.hold(_pixel_bytes(spec)):
-            draft_size = self._family.pixel_size(spec.plan.grid) if self._jpeg_draft else None
-            processed = await self.pool.process(data, IMAGE, draft_size)
+            processed = await self._processed(data, spec)
             preprocessed_ns = time.monotonic_ns()
             pixels = self._family.pixel_input(processed.arrays)
             if pixels.grid != spec.plan.grid:
@@ -95,6 +97,13 @@ class EmbeddingMaker:
             Stage(semconv.SPAN_QUEUE, preprocessed_ns, outcome.started_ns),
             Stage(semconv.SPAN_ENCODE, outcome.started_ns, outcome.ended_ns),
         )
+
+    async def _processed(self, data: Media, spec: EmbeddingSpec) -> ProcessedImage:
+        if isinstance(data, Video):
+            settings = self._family.frame_settings(len(data.frames))
+            return await self.pool.process(data, VIDEO, frames=settings)
+        draft_size = self._family.pixel_size(spec.plan.grid) if self._jpeg_draft else None
+        return await self.pool.process(data, IMAGE, draft_size)
 
     async def _encode(self, job: EncodeJob) -> EncodeOutcome:
         assert self._loop is not None, "not started"

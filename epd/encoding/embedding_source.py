@@ -7,6 +7,7 @@ from epd.encoding.embedding_cache import CacheEntry
 from epd.encoding.embedding_maker import EmbeddingMaker
 from epd.encoding.embedding_store import EmbeddingStore
 from epd.encoding.encode_events import Stage
+from epd.media import Media
 from epd.telemetry import semconv
 
 
@@ -24,7 +25,7 @@ class EmbeddingSource:
         self._disk = disk
         self._store = store
 
-    async def fill(self, entry: CacheEntry, data: bytes) -> tuple[Stage, ...]:
+    async def fill(self, entry: CacheEntry, data: Media) -> tuple[Stage, ...]:
         """The embedding of an image file into the entry's memory; the stages it went through.
 
         However it ends, nobody writes to the memory any more. Raises as :meth:`EmbeddingMaker.make`

@@ -3,20 +3,21 @@
 from dataclasses import dataclass, field
 
 from epd.encoding.embedding import EmbeddingSpec
+from epd.media import Media
 from epd.transfer.base import Segment
 
 
 @dataclass(frozen=True)
 class ImageInput:
-    """One image of a call.
+    """One image or video of a call.
 
     ``image_index`` is its position in the client's request; ``digest`` what the caller says its
-    content digest is; ``data`` the file.
+    content digest is; ``data`` the file or the frames.
     """
 
     image_index: int
     digest: bytes
-    data: bytes = field(repr=False)
+    data: Media = field(repr=False)
 
 
 @dataclass(frozen=True)

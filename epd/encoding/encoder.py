@@ -24,10 +24,10 @@ from epd.encoding.encode_batcher import Vision
 from epd.encoding.encode_events import EncodeEvent, ImageInput, ImagePlanned, ImageReady
 from epd.encoding.encoder_stats import EncoderStats
 from epd.encoding.encoding_config import EncodingConfig
-from epd.encoding.image_examiner import ImageExaminer
+from epd.encoding.image_examiner import ImageExaminer, MediaHeader
 from epd.encoding.image_grants import Grant, ImageGrants
-from epd.encoding.image_header import ImageHeader
 from epd.encoding.productions import Productions
+from epd.encoding.video_header import VideoHeader
 from epd.engine.families.base import ModelFamily
 from epd.errors import InvalidRequestError, UnavailableError
 from epd.transfer.base import Segment
@@ -213,9 +213,12 @@ class Encoder:
         """Asserts that memory, pins and productions add up; for tests and idle moments."""
         self._store.cache.check_integrity()
 
-    def _spec(self, image: ImageInput, header: ImageHeader) -> EmbeddingSpec:
+    def _spec(self, image: ImageInput, header: MediaHeader) -> EmbeddingSpec:
         try:
-            plan = self._family.plan_from_size(header.width, header.height)
+            if isinstance(header, VideoHeader):
+                plan = self._family.plan_video_from_size(header.frames, header.width, header.height)
+            else:
+                plan = self._family.plan_from_size(header.width, header.height)
         except InvalidRequestError as error:
             field = f"images[{image.image_index}]"
             raise InvalidRequestError(

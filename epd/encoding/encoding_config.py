@@ -28,6 +28,10 @@ class EncodingConfig:
         200.0, help="longer side of an image over the shorter", minimum=1
     )
     max_images: int = option(32, help="most images of one request", minimum=1)
+    max_video_frames: int = option(64, help="most frames of a video", minimum=1)
+    max_video_pixels: int = option(
+        100_000_000, help="most pixels of a video's frames together", unit="pixels", minimum=1
+    )
     image_formats: tuple[str, ...] = option(
         READABLE_FORMATS, help=f"image formats to accept, of {', '.join(READABLE_FORMATS)}"
     )
@@ -139,6 +143,8 @@ class EncodingConfig:
             self.max_image_pixels,
             self.max_image_side_ratio,
             self.max_images,
+            self.max_video_frames,
+            self.max_video_pixels,
             frozenset(self.image_formats),
         )
 

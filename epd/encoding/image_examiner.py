@@ -7,8 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from epd.encoding.encode_events import ImageInput
 from epd.encoding.image_header import ImageHeader, read_header, silence_decoders
 from epd.encoding.image_limits import ImageLimits
+from epd.encoding.video_header import VideoHeader, read_video_header
 from epd.errors import InvalidRequestError
-from epd.image_digest import image_digest
+from epd.image_digest import media_digest
+from epd.media import Video, media_files
+
+#: What is known of an image or a video before it is decoded.
+MediaHeader = ImageHeader | VideoHeader
 
 
 class ImageExaminer:
@@ -27,7 +32,7 @@ class ImageExaminer:
 
     async def examine(
         self, images: Sequence[ImageInput], headers_of: Sequence[bool]
-    ) -> list[ImageHeader | None]:
+    ) -> list[MediaHeader | None]:
         """Checks every image; reads the header of those for which ``headers_of`` says so.
 
         Raises:
@@ -35,7 +40,8 @@ class ImageExaminer:
         """
         self._limits.check_count(len(images))
         for image in images:
-            self._limits.check_bytes(len(image.data), _field(image))
+            for file in media_files(image.data):
+                self._limits.check_bytes(len(file), _field(image))
         return await asyncio.get_running_loop().run_in_executor(
             self._thread,
             lambda: [
@@ -48,8 +54,8 @@ class ImageExaminer:
         """Ends the thread after what it does."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _examine(self, image: ImageInput, with_header: bool) -> ImageHeader | None:
-        digest = image_digest(self._model_digest, self._processor_digest, image.data)
+    def _examine(self, image: ImageInput, with_header: bool) -> MediaHeader | None:
+        digest = media_digest(self._model_digest, self._processor_digest, image.data)
         if digest != image.digest:
             raise InvalidRequestError(
                 f"{_field(image)}: the digest {image.digest.hex() or 'is empty'} is not that of "
@@ -57,7 +63,11 @@ class ImageExaminer:
                 field=f"{_field(image)}.digest",
                 reason="DIGEST_MISMATCH",
             )
-        return read_header(image.data, self._limits, _field(image)) if with_header else None
+        if not with_header:
+            return None
+        if isinstance(image.data, Video):
+            return read_video_header(image.data, self._limits, _field(image))
+        return read_header(image.data, self._limits, _field(image))
 
 
 def _field(image: ImageInput) -> str:

@@ -7,8 +7,7 @@ from epd.encoding.embedding import EmbeddingSpec
 from epd.encoding.embedding_cache import CacheEntry, EntryState
 from epd.encoding.embedding_store import EmbeddingStore
 from epd.encoding.encode_events import ImageInput
-from epd.encoding.image_examiner import ImageExaminer
-from epd.encoding.image_header import ImageHeader
+from epd.encoding.image_examiner import ImageExaminer, MediaHeader
 from epd.encoding.production import Production
 from epd.encoding.productions import Productions
 from epd.errors import InternalError, ResourceExhaustedError
@@ -46,7 +45,7 @@ class ImageGrants:
         store: EmbeddingStore,
         productions: Productions,
         examiner: ImageExaminer,
-        spec: Callable[[ImageInput, ImageHeader], EmbeddingSpec],
+        spec: Callable[[ImageInput, MediaHeader], EmbeddingSpec],
         features: int,
         max_pending: int,
     ) -> None:
@@ -88,7 +87,7 @@ class ImageGrants:
     def _claim(
         self,
         images: Sequence[ImageInput],
-        headers: Sequence[ImageHeader | None],
+        headers: Sequence[MediaHeader | None],
         granted: dict[int, Grant],
     ) -> None:
         """Adds to ``granted`` what is missing. Does not wait: nothing may change in between."""

@@ -19,6 +19,8 @@ class ImageLimits:
     max_pixels: int = 50_000_000
     max_side_ratio: float = 200.0
     max_images: int = 32
+    max_video_frames: int = 64
+    max_video_pixels: int = 100_000_000
     formats: frozenset[str] = frozenset(READABLE_FORMATS)
 
     def check_count(self, image_count: int) -> None:
@@ -39,6 +41,16 @@ class ImageLimits:
                 f"{field} has {byte_count} bytes, allowed are {self.max_bytes}",
                 field=field,
                 reason="IMAGE_TOO_LARGE",
+            )
+
+    def check_video_pixels(self, pixels: int, field: str) -> None:
+        """Raises InvalidRequestError naming ``field`` when all frames have too many together."""
+        if pixels > self.max_video_pixels:
+            raise InvalidRequestError(
+                f"the frames of {field} have {pixels} pixels together, allowed are "
+                f"{self.max_video_pixels}",
+                field=field,
+                reason="VIDEO_TOO_LARGE",
             )
 
     def check_size(self, width: int, height: int, field: str) -> None:

@@ -9,8 +9,10 @@ import logging
 
 from epd.encoding.preprocess_config import PreprocessConfig
 from epd.encoding.preprocess_lane import LaneBrokenError, PreprocessLane
-from epd.encoding.preprocess_worker import FailedImage, Image, ProcessedImage, RefusedImage
+from epd.encoding.preprocess_worker import FailedImage, Job, ProcessedImage, RefusedImage
+from epd.engine.families.base import FrameSettings
 from epd.errors import DeadlineExceededError, InternalError, InvalidRequestError, UnavailableError
+from epd.media import Media, media_files
 
 logger = logging.getLogger(__name__)
 
@@ -47,17 +49,22 @@ class PreprocessPool:
             await lane.stop()
 
     async def process(
-        self, data: bytes, field: str, draft_size: tuple[int, int] | None = None
+        self,
+        data: Media,
+        field: str,
+        draft_size: tuple[int, int] | None = None,
+        frames: FrameSettings | None = None,
     ) -> ProcessedImage:
-        """Decodes and processes one image file.
+        """Decodes and processes one image file, or the frames of one video.
 
         A cancelled caller leaves at once; its process is free again when the image is through.
 
         Args:
-            data: The file.
+            data: The file, or the video.
             field: Path of the image in the request, named in errors.
             draft_size: Size (width, height) that the image processor resizes to; a JPEG file much
                 larger than that may then be decoded coarsely.
+            frames: For a video, how its frames are treated.
 
         Raises:
             InvalidRequestError: the file is not a readable image.
@@ -70,7 +77,7 @@ class PreprocessPool:
             self._free.put_nowait(lane)  # the next who waits hears of it too
             raise UnavailableError("the encoder has stopped", reason="ENCODER_STOPPED")
         result: asyncio.Future[ProcessedImage] = asyncio.get_running_loop().create_future()
-        image = (data, field, draft_size)
+        image = Job(data, field, draft_size, frames)
         job = asyncio.create_task(self._run(lane, image, result))
         self._jobs.add(job)
         job.add_done_callback(lambda job: self._end(job, lane, result))
@@ -88,7 +95,7 @@ class PreprocessPool:
         result.cancel()
 
     async def _run(
-        self, lane: PreprocessLane, image: Image, result: "asyncio.Future[ProcessedImage]"
+        self, lane: PreprocessLane, image: Job, result: "asyncio.Future[ProcessedImage]"
     ) -> None:
         try:
             outcome = await self._processed(lane, image)
@@ -103,14 +110,15 @@ class PreprocessPool:
         except UnavailableError:
             logger.exception("preprocessing process does not start; the next image tries again")
 
-    async def _processed(self, lane: PreprocessLane, image: Image) -> ProcessedImage:
-        data, field, _ = image
+    async def _processed(self, lane: PreprocessLane, image: Job) -> ProcessedImage:
+        field = image.field
         try:
-            outcome = await lane.process(*image)
+            outcome = await lane.process(image)
         except LaneBrokenError as error:
             self.restarts += 1
             lane.kill()
-            logger.error("preprocessing process crashed on %s of %d bytes", field, len(data))
+            size = sum(map(len, media_files(image.media)))
+            logger.error("preprocessing process crashed on %s of %d bytes", field, size)
             raise InternalError(f"preprocessing crashed on {field}") from error
         except TimeoutError as error:
             self.restarts += 1

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from epd.encoding import preprocess_worker
 from epd.encoding.preprocess_config import PreprocessConfig
-from epd.encoding.preprocess_worker import Answer
+from epd.encoding.preprocess_worker import Answer, Job
 from epd.errors import UnavailableError
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class PreprocessLane:
                 raise UnavailableError("a preprocessing process did not start") from error
             raise
 
-    async def process(self, data: bytes, field: str, draft_size: tuple[int, int] | None) -> Answer:
+    async def process(self, job: Job) -> Answer:
         """Has one image processed; see :func:`preprocess_worker.process`.
 
         Raises:
@@ -59,7 +59,7 @@ class PreprocessLane:
         await self.ensure_started()
         assert self._process is not None
         async with asyncio.timeout(self._config.timeout_s):
-            return await self._process.ask((data, field, draft_size))
+            return await self._process.ask(job)
 
     def kill(self) -> None:
         """Ends the process, whatever it does; nobody waits for it any more."""
@@ -94,11 +94,11 @@ class _Process:
         """Returns when the process is ready for images."""
         await self._call(self._pipe.recv)
 
-    async def ask(self, image: preprocess_worker.Image) -> Answer:
+    async def ask(self, job: Job) -> Answer:
         """The answer to one image."""
 
         def exchange() -> Answer:
-            self._pipe.send(image)
+            self._pipe.send(job)
             answer: Answer = self._pipe.recv()
             return answer
 

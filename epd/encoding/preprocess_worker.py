@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from epd.encoding.image_limits import ImageLimits
 from epd.errors import InvalidRequestError
+from epd.media import Media, Video
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     import numpy as np
+
+    from epd.engine.families.base import FrameSettings
 
 _SINGLE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -51,8 +54,20 @@ class FailedImage:
 
 
 Answer = ProcessedImage | RefusedImage | FailedImage
-#: File, its path in the request, size (width, height) for a coarse JPEG decoding.
-Image = tuple[bytes, str, tuple[int, int] | None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to process: a file or a video, and its path in the request.
+
+    ``draft_size`` is the size (width, height) that the processor resizes an image to, when JPEG
+    files may be decoded coarsely; ``frames`` goes with videos.
+    """
+
+    media: Media
+    field: str
+    draft_size: tuple[int, int] | None = None
+    frames: "FrameSettings | None" = None
 
 
 class _Worker:
@@ -70,12 +85,12 @@ def serve(
     pipe.send(None)
     while True:
         try:
-            image: Image = pipe.recv()
+            job: Job = pipe.recv()
         except EOFError:
             return
         answer: Answer
         try:
-            answer = process(*image)
+            answer = process(job)
         except Exception as error:
             answer = FailedImage(repr(error))
         pipe.send(answer)
@@ -105,24 +120,44 @@ def initialize(model_folder: Path, limits: ImageLimits, memory_bytes: int) -> No
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
 
 
-def process(
-    data: bytes, field: str, draft_size: tuple[int, int] | None
-) -> ProcessedImage | RefusedImage:
-    """Decodes and processes one image file; ``field`` is its path in the request.
+def process(job: Job) -> ProcessedImage | RefusedImage:
+    """Decodes and processes one image file, or the frames of one video."""
+    started_ns = time.perf_counter_ns()
+    try:
+        if isinstance(job.media, Video):
+            assert job.frames is not None
+            arrays = _video_arrays(job.media, job.field, job.frames)
+        else:
+            arrays = _image_arrays(job.media, job.field, job.draft_size)
+    except InvalidRequestError as error:
+        return RefusedImage(error.message, error.field, error.reason)
+    return ProcessedImage(arrays, time.perf_counter_ns() - started_ns)
 
-    ``draft_size`` is the size (width, height) that the processor resizes it to, when JPEG files may
-    be decoded coarsely.
-    """
+
+def _image_arrays(
+    data: bytes, field: str, draft_size: tuple[int, int] | None
+) -> "dict[str, np.ndarray[Any, Any]]":
     from epd.encoding.image_reader import read_image
     from epd.encoding.jpeg_draft import JpegDraft
 
-    started_ns = time.perf_counter_ns()
     draft = None
     if draft_size is not None:
         draft = JpegDraft(*draft_size, resample=int(_Worker.processor.resample))
-    try:
-        picture = read_image(data, _Worker.limits, field, draft)
-    except InvalidRequestError as error:
-        return RefusedImage(error.message, error.field, error.reason)
-    arrays = dict(_Worker.processor(images=[picture], return_tensors="np"))
-    return ProcessedImage(arrays, time.perf_counter_ns() - started_ns)
+    picture = read_image(data, _Worker.limits, field, draft)
+    return dict(_Worker.processor(images=[picture], return_tensors="np"))
+
+
+def _video_arrays(
+    video: Video, field: str, settings: "FrameSettings"
+) -> "dict[str, np.ndarray[Any, Any]]":
+    """One frame at a time: decoded pictures of a whole video would take much memory."""
+    from epd.encoding.frame_weaver import FrameWeaver
+    from epd.encoding.image_reader import read_image
+
+    weaver = FrameWeaver(len(video.frames), settings.temporal_patch_size)
+    for index, data in enumerate(video.frames):
+        picture = read_image(data, _Worker.limits, f"{field}.frames[{index}]")
+        made = _Worker.processor(images=[picture], return_tensors="np", **settings.options)
+        _, height, width = (int(n) for n in made["image_grid_thw"][0])
+        weaver.add(made["pixel_values"], height, width)
+    return weaver.arrays()

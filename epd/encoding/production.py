@@ -8,6 +8,7 @@ from dataclasses import replace
 from epd.encoding.embedding_cache import CacheEntry
 from epd.encoding.encode_events import Stage
 from epd.errors import EpdError, InvalidRequestError
+from epd.media import Media
 
 
 class Production:
@@ -17,7 +18,7 @@ class Production:
     cancels ``task``.
     """
 
-    def __init__(self, entry: CacheEntry, data: bytes) -> None:
+    def __init__(self, entry: CacheEntry, data: Media) -> None:
         self.entry = entry
         self.data = data
         self.task: asyncio.Task[None] | None = None

@@ -14,6 +14,7 @@ from epd.errors import (
     RequestCancelledError,
     UnavailableError,
 )
+from epd.media import Media
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Productions:
         grids = [entry.spec.plan.grid for entry in list(self._running)]
         return sum(temporal * height * width for temporal, height, width in grids)
 
-    def start(self, entry: CacheEntry, data: bytes) -> None:
+    def start(self, entry: CacheEntry, data: Media) -> None:
         """Begins to fill a FILLING entry with the embedding of an image file."""
         production = Production(entry, data)
         self._running[entry] = production

@@ -108,7 +108,7 @@ class LanguageRunner:
         if low >= high:
             return
         ids = np.asarray(run.token_ids[image.offset : high])
-        takers = np.flatnonzero(ids == self.family.embedding_token_id) + image.offset
+        takers = np.flatnonzero(np.isin(ids, self.family.embedding_token_ids)) + image.offset
         skipped = int(np.searchsorted(takers, low))  # rows that earlier runs have taken
         rows = torch.from_numpy(takers[skipped:] - run.start + base).to(self._device)
         embedded[rows] = embedding[skipped : len(takers)].to(embedded)

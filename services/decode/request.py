@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from epd.engine.requests import PromptImage, SamplingParams
 from epd.errors import InvalidRequestError
+from epd.media import Media
 from epd.v1 import decode_pb2
+from epd.wire.media import video_from_proto
 from epd.wire.prompt import (
     check_image_runs,
     checked_digest,
@@ -16,11 +18,11 @@ from epd.wire.sampling import sampling_from_proto
 
 @dataclass(frozen=True)
 class LocalImage:
-    """An image file whose anchor token stands at ``anchor_index`` of the prompt."""
+    """An image file or video whose anchor token stands at ``anchor_index`` of the prompt."""
 
     anchor_index: int
     digest: bytes
-    data: bytes
+    data: Media
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,9 @@ def _local_images(local: decode_pb2.LocalPrefill, token_count: int) -> tuple[Loc
             )
         images.append(
             LocalImage(
-                image.anchor_index, checked_digest(image.digest, f"{field}.digest"), image.data
+                image.anchor_index,
+                checked_digest(image.digest, f"{field}.digest"),
+                video_from_proto(image.video) if image.HasField("video") else image.data,
             )
         )
     return tuple(images)

@@ -1,9 +1,30 @@
 """Which requests are live: no two with one id, and no more than the router has memory for."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from epd.errors import DuplicateRequestError, ResourceExhaustedError
+
+
+class Place:
+    """A live request's place.
+
+    Args:
+        take: Accounts for image bytes; raises ResourceExhaustedError.
+    """
+
+    def __init__(self, take: Callable[[int], None]) -> None:
+        self._take = take
+        self.image_bytes = 0
+
+    def hold(self, byte_count: int) -> None:
+        """The request holds that many more bytes of images, until it ends.
+
+        Raises:
+            ResourceExhaustedError: all requests together would hold too many.
+        """
+        self._take(byte_count)
+        self.image_bytes += byte_count
 
 
 class Admission:
@@ -26,7 +47,7 @@ class Admission:
         return len(self._live)
 
     @contextlib.contextmanager
-    def admitted(self, client: str, request_id: str, image_bytes: int) -> Iterator[None]:
+    def admitted(self, client: str, request_id: str, image_bytes: int) -> Iterator[Place]:
         """Holds a place until the block is left. Ids of different clients never meet.
 
         Raises:
@@ -40,16 +61,20 @@ class Admission:
             raise ResourceExhaustedError(
                 f"the router serves {self._max_requests} requests already", reason="ROUTER_FULL"
             )
+        place = Place(self._take)
+        place.hold(image_bytes)
+        self._live.add(live)
+        try:
+            yield place
+        finally:
+            self._live.remove(live)
+            self._image_bytes -= place.image_bytes
+
+    def _take(self, image_bytes: int) -> None:
         if self._image_bytes + image_bytes > self._max_image_bytes:
             raise ResourceExhaustedError(
                 f"the images of all live requests would take more than {self._max_image_bytes} "
                 "bytes",
                 reason="ROUTER_FULL",
             )
-        self._live.add(live)
         self._image_bytes += image_bytes
-        try:
-            yield
-        finally:
-            self._live.remove(live)
-            self._image_bytes -= image_bytes

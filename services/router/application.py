@@ -20,6 +20,7 @@ from epd.text.model_facts import ModelFacts
 from epd.text.tokenizer import Tokenizer
 from epd.v1 import router_pb2_grpc
 from services.router.admission import Admission
+from services.router.anchor_tokens import AnchorTokens
 from services.router.api_keys import ApiKeys
 from services.router.config import HTTP_OFF, FleetConfig, PrefixConfig, RouterConfig
 from services.router.dispatcher import Dispatcher, DispatchTimings
@@ -27,6 +28,8 @@ from services.router.encoder_placement import EncoderPlacement
 from services.router.http.body import BodyReader
 from services.router.http.endpoints import HttpParts, http_app
 from services.router.http.server import HttpServer
+from services.router.image_urls.downloads import Downloads
+from services.router.image_urls.url_images import UrlImages
 from services.router.limits import RequestLimits
 from services.router.placement import Placer
 from services.router.prompt import PromptBuilder
@@ -73,9 +76,13 @@ async def application(config: RouterConfig, context: ServiceContext) -> AsyncIte
     )
     cleanup = CleanupTasks()
     dispatcher = _dispatcher(config, context, registry, cleanup, facts)
-    limits = _limits(config)
+    limits = _limits(config, facts)
     builder = PromptBuilder(tokenizer, template, limits, config.prompt_threads)
-    router = Router(_parts(config, context, registry, dispatcher, builder, tokenizer, facts))
+    downloads = _downloads(config)
+    url_images = UrlImages(downloads, limits)
+    router = Router(
+        _parts(config, context, registry, dispatcher, builder, url_images, tokenizer, facts)
+    )
     keys = ApiKeys.load(config.api_keys, config.api_keys_file)
     servicer = RouterServicer(router, registry, limits, keys, config.requests.request_timeout_s)
     router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, context.server.handlers)
@@ -91,6 +98,8 @@ async def application(config: RouterConfig, context: ServiceContext) -> AsyncIte
         for pool in channels.values():
             await pool.close_all()
         builder.close()
+        if downloads is not None:
+            await downloads.close()
 
 
 @contextlib.asynccontextmanager
@@ -178,16 +187,27 @@ def _cache_view(prefixes: PrefixConfig) -> CacheView:
     )
 
 
-def _limits(config: RouterConfig) -> RequestLimits:
+def _limits(config: RouterConfig, facts: ModelFacts) -> RequestLimits:
     bounds = config.requests
     return RequestLimits(
         max_images=bounds.max_images,
+        max_video_frames=bounds.max_video_frames,
+        takes_videos=facts.video_token_id is not None,
         max_image_bytes=bounds.max_image_bytes,
         max_text_chars=bounds.max_text_chars,
         max_stop_strings=bounds.max_stop_strings,
         max_stop_chars=bounds.max_stop_chars,
         max_grammar_chars=bounds.max_grammar_chars,
     )
+
+
+def _downloads(config: RouterConfig) -> Downloads | None:
+    if not config.image_urls.image_url_hosts:
+        return None
+    try:
+        return Downloads(config.image_urls, config.requests.max_image_bytes)
+    except OSError as error:
+        raise ConfigError(f"--image-url-ca-file cannot be read: {error}") from error
 
 
 def _dispatcher(
@@ -208,7 +228,7 @@ def _dispatcher(
             control_timeout_s=bounds.control_timeout_s,
             worker_patience_s=bounds.worker_patience_s,
         ),
-        facts.image_token_id,
+        AnchorTokens(facts.image_token_id, facts.video_token_id),
         EncoderPlacement(config.fleet.placed_images),
         counter(context.telemetry.meter, semconv.ROUTE_AFFINITY_HIT),
         counter(context.telemetry.meter, semconv.ROUTE_ENCODE_OVERLAP)
@@ -260,6 +280,7 @@ def _parts(
     registry: WorkerRegistry,
     dispatcher: Dispatcher,
     builder: PromptBuilder,
+    url_images: UrlImages,
     tokenizer: Tokenizer,
     facts: ModelFacts,
 ) -> RouterParts:
@@ -273,10 +294,11 @@ def _parts(
         registry=registry,
         dispatcher=dispatcher,
         builder=builder,
+        url_images=url_images,
         tokenizer=tokenizer,
         admission=Admission(bounds.max_requests, bounds.max_live_image_bytes),
         line=line,
-        limits=_limits(config),
+        limits=_limits(config, facts),
         policy=RetryPolicy(
             max_attempts=bounds.max_attempts,
             backoff_s=bounds.retry_backoff_s,

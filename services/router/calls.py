@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from epd.media import Media, Video
 from epd.sampling import FinishReason, SamplingParams, TopLogprobs
 from services.router.api_keys import ANONYMOUS
 from services.router.waiting_line import Priority
@@ -25,6 +26,25 @@ class ImagePart:
 
 
 @dataclass(frozen=True)
+class ImageUrlPart:
+    """An image that is still to be downloaded; ``field`` is the URL's path in the request."""
+
+    url: str
+    field: str
+
+
+@dataclass(frozen=True)
+class VideoPart:
+    """A video of a message; ``field`` is its path in the request."""
+
+    video: Video
+    field: str
+
+
+Part = TextPart | ImagePart | ImageUrlPart | VideoPart
+
+
+@dataclass(frozen=True)
 class ToolCall:
     """A call that the assistant has made; ``arguments`` is the JSON text of an object."""
 
@@ -41,7 +61,7 @@ class Message:
     """
 
     role: str
-    parts: tuple[TextPart | ImagePart, ...]
+    parts: tuple[Part, ...]
     tool_calls: tuple[ToolCall, ...] = ()
     answers_call: str = ""
 
@@ -62,13 +82,33 @@ class Conversation:
     tools: tuple[Tool, ...] = ()
 
     @property
-    def images(self) -> list[bytes]:
-        """All image files, in the order of the prompt."""
+    def images(self) -> list[Media]:
+        """All image files and videos, in the order of the prompt."""
         return [
-            part.data
+            part.video if isinstance(part, VideoPart) else part.data
             for message in self.messages
             for part in message.parts
-            if isinstance(part, ImagePart)
+            if isinstance(part, ImagePart | VideoPart)
+        ]
+
+    @property
+    def videos(self) -> list[VideoPart]:
+        """All videos, in the order of the prompt."""
+        return [
+            part
+            for message in self.messages
+            for part in message.parts
+            if isinstance(part, VideoPart)
+        ]
+
+    @property
+    def image_urls(self) -> list[ImageUrlPart]:
+        """All images that are to be downloaded, in the order of the prompt."""
+        return [
+            part
+            for message in self.messages
+            for part in message.parts
+            if isinstance(part, ImageUrlPart)
         ]
 
     @property

@@ -41,6 +41,9 @@ async def generate_choices(
             async for event in only:
                 yield 0, event
         return
+    # Once for all choices, so that all are of the same images.
+    fetched = await router.with_images(calls[0], deadline)
+    calls = [dataclasses.replace(call, prompt=fetched.prompt) for call in calls]
     # Small: a slow reader holds up the calls, whose own buffers then fill.
     events: asyncio.Queue[_Event | Exception] = asyncio.Queue(len(calls))
     prompt_cached = asyncio.Event()

@@ -6,6 +6,7 @@ from typing import Literal
 
 from epd.config import option
 from epd.rpc.server_config import ServerConfig
+from services.router.image_urls.config import ImageUrlConfig
 
 HTTP_OFF = -1
 
@@ -117,6 +118,7 @@ class RequestConfig:
         512 << 20, help="most image bytes of all live requests", unit="bytes", minimum=1
     )
     max_images: int = option(16, help="most images in a request", minimum=0)
+    max_video_frames: int = option(64, help="most frames of a video", minimum=1)
     max_image_bytes: int = option(
         16 << 20, help="most bytes of an image file", unit="bytes", minimum=1
     )
@@ -216,6 +218,7 @@ class RouterConfig(ServerConfig):
     fleet: FleetConfig
     prefixes: PrefixConfig
     requests: RequestConfig
+    image_urls: ImageUrlConfig
     http: HttpConfig
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from opentelemetry.metrics import Counter
 from epd.cleanup import CleanupTasks, cancel_and_wait
 from epd.errors import InvalidRequestError, UnavailableError
 from epd.rpc.request_context import new_id
+from services.router.anchor_tokens import AnchorTokens
 from services.router.attempt import Outcome, Work
 from services.router.beside import beside
 from services.router.disaggregation import Way
@@ -63,8 +64,7 @@ class Dispatcher:
         cleanup: Runs what must outlive a request.
         mode: Whether prefill and decode run on different workers.
         timings: Bounds.
-        anchor_token_id: The token that stands for an image in a rendered prompt, for ``null`` mode;
-            None where the model folder does not name it.
+        anchor_tokens: What stands for images and videos in a rendered prompt, for ``null`` mode.
         placement: Chooses encoders.
         affinity_hits: Counts images that went to the encoder that holds them.
         overlapped: Counts requests that an idle prefill worker is sent while their images are
@@ -79,7 +79,7 @@ class Dispatcher:
         cleanup: CleanupTasks,
         mode: DisaggregationMode,
         timings: DispatchTimings,
-        anchor_token_id: int | None,
+        anchor_tokens: AnchorTokens,
         placement: EncoderPlacement,
         affinity_hits: Counter,
         overlapped: Counter | None,
@@ -90,7 +90,7 @@ class Dispatcher:
         self._cleanup = cleanup
         self._mode = mode
         self._timings = timings
-        self._anchor_token_id = anchor_token_id
+        self._anchor_tokens = anchor_tokens
         self._placement = placement
         self._affinity_hits = affinity_hits
         self._overlapped = overlapped
@@ -152,7 +152,7 @@ class Dispatcher:
         """
         alone = await self._alone(work)
         if alone is not None:
-            request = local_request(work, self._anchor_token_id)
+            request = local_request(work, self._anchor_tokens)
             return await LocalAttempt(work, alone, request).run()
         handles = HandleSet(self._cleanup, self._timings.control_timeout_s)
         settled = True

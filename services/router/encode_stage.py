@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from epd.errors import InternalError
 from epd.rpc.status import root_error
 from epd.v1 import encoder_pb2
+from epd.wire.media import video_to_proto
 from epd.wire.timings import timings_from_proto
 from services.router.deadline import Deadline
 from services.router.handles import HandleSet
@@ -106,7 +107,12 @@ async def _call(
     request = encoder_pb2.EncodeRequest(
         request_id=request_id,
         images=[
-            encoder_pb2.EncodeImage(image_index=image.index, digest=image.digest, data=image.data)
+            encoder_pb2.EncodeImage(
+                image_index=image.index,
+                digest=image.digest,
+                data=image.data if isinstance(image.data, bytes) else b"",
+                video=video_to_proto(image.data),
+            )
             for image in images
         ],
         attempt_id=handles.attempt_id,

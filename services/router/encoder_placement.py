@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from blake3 import blake3
 
+from epd.media import media_files
 from services.router.pick import Addressed
 from services.router.prompt import SourceImage
 
@@ -39,7 +40,7 @@ class EncoderPlacement:
         The most work is placed first. Loads and work count in images of this request's mean size.
         Equal images meet at one encoder.
         """
-        work = [min(image.pixels, MOST_PIXELS) for image in images]
+        work = [min(image.pixels, MOST_PIXELS * len(media_files(image.data))) for image in images]
         mean_work = sum(work) / len(work)
         loads = [float(encoder.load) for encoder in encoders]
         even = (sum(loads) + len(images)) / len(encoders)

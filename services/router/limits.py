@@ -3,16 +3,22 @@
 from dataclasses import dataclass
 
 from epd.errors import InvalidRequestError, UnsupportedFeatureError
+from epd.media import Media, media_files
 from epd.sampling import Constraint
-from services.router.calls import Conversation, PromptInput, TextPrompt, TokenPrompt
+from services.router.calls import Conversation, PromptInput, TextPrompt, TokenPrompt, VideoPart
 from services.router.workers import ServedModel
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Most images, bytes per image, characters of text, stop strings and their length, grammar."""
+    """Most images, bytes per image, characters of text, stop strings and their length, grammar.
+
+    A video counts as an image; each of its frames may have an image's bytes.
+    """
 
     max_images: int
+    max_video_frames: int
+    takes_videos: bool
     max_image_bytes: int
     max_text_chars: int
     max_stop_strings: int
@@ -34,7 +40,8 @@ class RequestLimits:
             case Conversation():
                 if not prompt.messages:
                     raise InvalidRequestError("no message", field="conversation.messages")
-                self._check_images(prompt.images, model)
+                self._check_images(prompt.images, len(prompt.image_urls), model)
+                self._check_videos(prompt.videos)
                 self._check_text(prompt.text_chars, "conversation")
             case TextPrompt():
                 self._check_text(len(prompt.text), "text_prompt")
@@ -74,22 +81,35 @@ class RequestLimits:
                     field=f"stop[{index}]",
                 )
 
-    def _check_images(self, images: list[bytes], model: ServedModel) -> None:
-        if images and not model.accepts_images:
+    def _check_images(self, images: list[Media], url_count: int, model: ServedModel) -> None:
+        count = len(images) + url_count
+        if count and not model.accepts_images:
             raise UnsupportedFeatureError(
                 f"model {model.name} takes no images", reason="IMAGES_NOT_SUPPORTED"
             )
         most = self.images_for(model)
-        if len(images) > most:
+        if count > most:
             raise InvalidRequestError(
-                f"{len(images)} images, at most {most} are allowed", field="conversation.messages"
+                f"{count} images, at most {most} are allowed", field="conversation.messages"
             )
-        for index, data in enumerate(images):
-            if not 0 < len(data) <= self.max_image_bytes:
-                raise InvalidRequestError(
-                    f"image {index} has {len(data)} bytes, allowed are 1 to {self.max_image_bytes}",
-                    field="conversation.messages",
+        for index, media in enumerate(images):
+            for file in media_files(media):
+                if not 0 < len(file) <= self.max_image_bytes:
+                    raise InvalidRequestError(
+                        f"image {index} has {len(file)} bytes, allowed are 1 to "
+                        f"{self.max_image_bytes}",
+                        field="conversation.messages",
+                    )
+
+    def _check_videos(self, videos: list[VideoPart]) -> None:
+        for part in videos:
+            if not self.takes_videos:
+                raise UnsupportedFeatureError(
+                    "the model takes no videos: it has no video token",
+                    reason="VIDEO_UNSUPPORTED",
+                    metadata={"field": part.field},
                 )
+            part.video.check(part.field, self.max_video_frames)
 
     def _check_text(self, chars: int, field: str) -> None:
         if chars > self.max_text_chars:

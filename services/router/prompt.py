@@ -1,18 +1,26 @@
 """From what the client sent to prompt tokens, one anchor token standing for each image."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from epd.errors import InvalidRequestError, UnavailableError
-from epd.image_digest import image_digest
+from epd.image_digest import media_digest
 from epd.image_size import estimated_pixels
+from epd.media import Media, media_files
 from epd.text.chat_template import ChatTemplate, require_template
 from epd.text.guarded_text import ControlTokenGuard
 from epd.text.tokenizer import Tokenizer
-from services.router.calls import Conversation, ImagePart, PromptInput, TextPart, TextPrompt
+from services.router.calls import (
+    Conversation,
+    Part,
+    PromptInput,
+    TextPart,
+    TextPrompt,
+    VideoPart,
+)
 from services.router.limits import RequestLimits
 from services.router.tool_prompt import require_tools, template_tools, tool_fields, tool_texts
 from services.router.workers import ServedModel
@@ -20,10 +28,10 @@ from services.router.workers import ServedModel
 
 @dataclass(frozen=True)
 class SourceImage:
-    """An image of the request: its place, file, content digest (32 bytes) and rough size."""
+    """An image or video of the request: place, files, content digest (32 bytes), rough size."""
 
     index: int
-    data: bytes
+    data: Media
     digest: bytes
     pixels: int
 
@@ -88,11 +96,11 @@ class PromptBuilder:
                 images = tuple(
                     SourceImage(
                         index,
-                        data,
-                        image_digest(model.digest, model.processor_digest, data),
-                        estimated_pixels(data),
+                        media,
+                        media_digest(model.digest, model.processor_digest, media),
+                        sum(map(estimated_pixels, media_files(media))),
                     )
-                    for index, data in enumerate(source.images)
+                    for index, media in enumerate(source.images)
                 )
                 return Prompt(tuple(self._render(source)), images, model.processor_digest)
             case TextPrompt():
@@ -132,17 +140,20 @@ class PromptBuilder:
 
 
 def _content(
-    parts: Sequence[TextPart | ImagePart], guard: ControlTokenGuard, template: ChatTemplate
+    parts: Sequence[Part], guard: ControlTokenGuard, template: ChatTemplate
 ) -> str | list[dict[str, Any]]:
     """A message's content in the form the template takes; texts are marked by the guard."""
     texts = iter(guard.mark([part.text for part in parts if isinstance(part, TextPart)]))
     if not template.takes_parts:
-        if any(isinstance(part, ImagePart) for part in parts):
+        if not all(isinstance(part, TextPart) for part in parts):
             raise InvalidRequestError(
                 "the model's chat template takes no images", field="conversation.messages"
             )
         return "".join(texts)
-    return [
-        {"type": "text", "text": next(texts)} if isinstance(part, TextPart) else {"type": "image"}
-        for part in parts
-    ]
+    return [_part(part, texts) for part in parts]
+
+
+def _part(part: Part, texts: Iterator[str]) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": next(texts)}
+    return {"type": "video" if isinstance(part, VideoPart) else "image"}

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -11,19 +12,26 @@ from opentelemetry.metrics import Counter
 
 from epd.cleanup import cancel_and_wait
 from epd.errors import InvalidRequestError, UnsupportedFeatureError
+from epd.media import media_files
 from epd.sampling import SamplingParams, TopLogprobs
 from epd.telemetry.genai_metrics import GenAiMetrics
 from epd.telemetry.setup import Telemetry
 from epd.text.detokenizer import IncrementalDetokenizer
 from epd.text.stop_strings import StopStringScanner
 from epd.text.tokenizer import Tokenizer
-from services.router.admission import Admission
+from services.router.admission import Admission, Place
 from services.router.attempt import Work
 from services.router.calls import Completion, Conversation, Delta, GenerateCall, PromptInput
-from services.router.critical_path import ROUTER_PREPROCESS, ROUTER_QUEUE, CriticalPath
+from services.router.critical_path import (
+    ROUTER_DOWNLOAD,
+    ROUTER_PREPROCESS,
+    ROUTER_QUEUE,
+    CriticalPath,
+)
 from services.router.deadline import Deadline
 from services.router.dispatcher import Dispatcher
 from services.router.generation import Generation, GenerationBounds
+from services.router.image_urls.url_images import UrlImages
 from services.router.leg import LegFailedError
 from services.router.limits import RequestLimits
 from services.router.output import OutputStream
@@ -44,6 +52,7 @@ class RouterParts:
     registry: WorkerRegistry
     dispatcher: Dispatcher
     builder: PromptBuilder
+    url_images: UrlImages
     tokenizer: Tokenizer
     admission: Admission
     line: WaitingLine
@@ -79,7 +88,7 @@ class Router:
         self._parts.limits.check_constraint(call.sampling.constraint)
         with self._parts.admission.admitted(
             call.client, call.request_id, _image_bytes(call.prompt)
-        ):
+        ) as place:
             model = await self._served_model(call.model, deadline)
             record = RequestRecord(self._parts.telemetry, self._parts.metrics, call, model.name)
             output = self._output(call)
@@ -87,7 +96,7 @@ class Router:
             # with whoever iterates it.
             token = otel_context.attach(record.context)
             producer = asyncio.create_task(
-                self._produce(call, model, deadline, path, record, output)
+                self._produce(call, model, place, deadline, path, record, output)
             )
             otel_context.detach(token)
             try:
@@ -96,6 +105,19 @@ class Router:
             finally:
                 await cancel_and_wait(producer)
                 record.close()
+
+    async def with_images(self, call: GenerateCall, deadline: Deadline) -> GenerateCall:
+        """The call with its images downloaded, for several answers to it.
+
+        Raises:
+            EpdError: as for :meth:`generate`.
+        """
+        with self._parts.admission.admitted(
+            call.client, call.request_id, _image_bytes(call.prompt)
+        ) as place:
+            model = await self._served_model(call.model, deadline)
+            prompt = await self._parts.url_images.fetched(call.prompt, model, deadline, place.hold)
+        return dataclasses.replace(call, prompt=prompt)
 
     async def count_tokens(
         self, prompt: PromptInput, client: str, request_id: str, deadline: Deadline
@@ -106,8 +128,10 @@ class Router:
             UnsupportedFeatureError: images, but no encoder is in use.
             EpdError: as for :meth:`generate`.
         """
-        with self._parts.admission.admitted(client, request_id, _image_bytes(prompt)):
-            built = await self._parts.builder.build(prompt, await self._model(deadline))
+        with self._parts.admission.admitted(client, request_id, _image_bytes(prompt)) as place:
+            model = await self._model(deadline)
+            prompt = await self._parts.url_images.fetched(prompt, model, deadline, place.hold)
+            built = await self._parts.builder.build(prompt, model)
             if built.images and not self._parts.dispatcher.disaggregates():
                 raise UnsupportedFeatureError(
                     "counting images needs an encoder", reason="COUNT_NEEDS_ENCODER"
@@ -122,6 +146,7 @@ class Router:
         self,
         call: GenerateCall,
         model: ServedModel,
+        place: Place,
         deadline: Deadline,
         path: CriticalPath,
         record: RequestRecord,
@@ -129,8 +154,12 @@ class Router:
     ) -> None:
         """Fills the output; whatever happens is told there and in the record."""
         try:
-            prompt = await self._parts.builder.build(call.prompt, model)
-            path.add(ROUTER_PREPROCESS, path.elapsed_ns())
+            source = await self._parts.url_images.fetched(call.prompt, model, deadline, place.hold)
+            downloaded_ns = path.elapsed_ns() if source is not call.prompt else 0
+            if downloaded_ns:
+                path.add(ROUTER_DOWNLOAD, downloaded_ns)
+            prompt = await self._parts.builder.build(source, model)
+            path.add(ROUTER_PREPROCESS, path.elapsed_ns() - downloaded_ns)
             work = Work(
                 call.request_id,
                 prompt,
@@ -209,7 +238,9 @@ class Router:
 
 
 def _image_bytes(prompt: PromptInput) -> int:
-    return sum(map(len, prompt.images)) if isinstance(prompt, Conversation) else 0
+    if not isinstance(prompt, Conversation):
+        return 0
+    return sum(len(file) for media in prompt.images for file in media_files(media))
 
 
 async def _refuse(

@@ -8,6 +8,7 @@ from epd.errors import InvalidRequestError
 from epd.rpc.request_context import new_id
 from epd.v1 import common_pb2, router_pb2
 from epd.wire.finish_reason import finish_reason_to_proto
+from epd.wire.media import video_from_proto
 from epd.wire.sampling import sampling_from_proto
 from epd.wire.timings import timings_to_proto
 from epd.wire.top_logprobs import top_to_proto
@@ -18,11 +19,14 @@ from services.router.calls import (
     Delta,
     GenerateCall,
     ImagePart,
+    ImageUrlPart,
     Message,
+    Part,
     PromptInput,
     TextPart,
     TextPrompt,
     TokenPrompt,
+    VideoPart,
 )
 from services.router.waiting_line import Priority
 from services.router.workers import ServedModel, WorkerState
@@ -162,14 +166,19 @@ def _messages(messages: Iterable[router_pb2.ChatMessage]) -> Iterable[Message]:
         yield Message(message.role, tuple(_parts(message.parts, field)))
 
 
-def _parts(parts: Iterable[router_pb2.ContentPart], field: str) -> Iterable[TextPart | ImagePart]:
+def _parts(parts: Iterable[router_pb2.ContentPart], field: str) -> Iterable[Part]:
     for index, part in enumerate(parts):
         match part.WhichOneof("part"):
             case "text":
                 yield TextPart(part.text)
             case "image":
                 yield ImagePart(part.image)
+            case "video":
+                yield VideoPart(video_from_proto(part.video), f"{field}.parts[{index}].video")
+            case "image_url":
+                yield ImageUrlPart(part.image_url, f"{field}.parts[{index}].image_url")
             case _:
                 raise InvalidRequestError(
-                    "neither text nor image is set", field=f"{field}.parts[{index}]"
+                    "none of text, image, image_url and video is set",
+                    field=f"{field}.parts[{index}]",
                 )

@@ -1,10 +1,11 @@
 """Requests to prefill and decode workers."""
 
-from epd.errors import UnsupportedFeatureError
 from epd.v1 import decode_pb2, prefill_pb2
+from epd.wire.media import video_to_proto
 from epd.wire.sampling import sampling_to_proto
+from services.router.anchor_tokens import AnchorTokens
 from services.router.attempt import Work
-from services.router.placeholders import ExpandedPrompt, anchor_mismatch
+from services.router.placeholders import ExpandedPrompt
 from services.router.workers import Worker
 
 
@@ -56,25 +57,15 @@ def decode_request(
     )
 
 
-def local_request(work: Work, anchor_token_id: int | None) -> decode_pb2.DecodeRequest:
+def local_request(work: Work, anchor_tokens: AnchorTokens) -> decode_pb2.DecodeRequest:
     """A Decode that a unified worker serves alone, from the unexpanded prompt.
 
     Raises:
-        UnsupportedFeatureError: images, but the model folder does not name the anchor token.
+        UnsupportedFeatureError: images, but the model folder does not name their anchor token.
         InvalidRequestError: there are more or fewer anchors than images.
     """
     images = work.prompt.images
-    if images and anchor_token_id is None:
-        raise UnsupportedFeatureError(
-            "the model's configuration names no image token", reason="NO_IMAGE_TOKEN"
-        )
-    anchors = (
-        [index for index, token in enumerate(work.prompt.token_ids) if token == anchor_token_id]
-        if images
-        else []
-    )
-    if len(anchors) != len(images):
-        raise anchor_mismatch(len(anchors), len(images))
+    anchors = anchor_tokens.places(work.prompt.token_ids, [image.data for image in images])
     return decode_pb2.DecodeRequest(
         request_id=work.request_id,
         token_ids=[*work.prompt.token_ids, *work.emitted],
@@ -82,7 +73,12 @@ def local_request(work: Work, anchor_token_id: int | None) -> decode_pb2.DecodeR
         sampling=sampling_to_proto(work.sampling),
         local=decode_pb2.LocalPrefill(
             images=[
-                decode_pb2.LocalImage(anchor_index=anchor, digest=image.digest, data=image.data)
+                decode_pb2.LocalImage(
+                    anchor_index=anchor,
+                    digest=image.digest,
+                    data=image.data if isinstance(image.data, bytes) else b"",
+                    video=video_to_proto(image.data),
+                )
                 for anchor, image in zip(anchors, images, strict=True)
             ]
         ),

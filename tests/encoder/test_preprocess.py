@@ -17,6 +17,7 @@ from epd.encoding import preprocess_lane
 from epd.encoding.image_limits import ImageLimits
 from epd.encoding.preprocess import PreprocessPool
 from epd.encoding.preprocess_config import PreprocessConfig
+from epd.encoding.preprocess_worker import Job
 from epd.errors import DeadlineExceededError, InternalError, InvalidRequestError, UnavailableError
 from tests.encoder.pictures import encoded, exif, picture, png_bomb
 
@@ -142,7 +143,7 @@ async def test_death_in_the_middle_of_an_answer_ends_the_wait_for_its_rest(
 ) -> None:
     process = preprocess_lane._Process(PreprocessConfig(model_folder))
     await process.greeting()
-    process._pipe.send((FILES["large"], "images[0]", None))
+    process._pipe.send(Job(FILES["large"], "images[0]"))
     async with asyncio.timeout(60):
         while not process._pipe.poll():
             await asyncio.sleep(0.01)

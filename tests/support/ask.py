@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from epd.v1 import common_pb2, router_pb2, router_pb2_grpc
+from epd.wire.media import video_to_proto
 from tests.support.reference import Question
 
 
@@ -26,8 +27,9 @@ class Answer:
 def generate_request(
     question: Question, sampling: common_pb2.SamplingParams, request_id: str = ""
 ) -> router_pb2.GenerateRequest:
-    """The question as one user turn, images first."""
+    """The question as one user turn, images first, then videos."""
     parts = [router_pb2.ContentPart(image=data) for data in question.images]
+    parts += [router_pb2.ContentPart(video=video_to_proto(video)) for video in question.videos]
     parts.append(router_pb2.ContentPart(text=question.text))
     turn = router_pb2.ChatMessage(role="user", parts=parts)
     return router_pb2.GenerateRequest(

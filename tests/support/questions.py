@@ -5,6 +5,7 @@ import random
 
 from PIL import Image
 
+from epd.media import Video
 from tests.support.reference import Question
 
 WORDS = ("the", "red", "circle", "is", "at", "top", "left", "of", "a", "blue", "square", "where")
@@ -12,9 +13,19 @@ WORDS = ("the", "red", "circle", "is", "at", "top", "left", "of", "a", "blue", "
 
 def make_image(random_source: random.Random) -> bytes:
     """A PNG of 60 to 170 pixels a side: coarse random patches, so that files stay small."""
+    return _picture(random_source, random_source.randint(60, 170), random_source.randint(60, 170))
+
+
+def make_video(random_source: random.Random, frames: int) -> Video:
+    """Frames of one size, each another picture, 0.4 s apart."""
+    width, height = random_source.randint(60, 170), random_source.randint(60, 170)
+    files = tuple(_picture(random_source, width, height) for _ in range(frames))
+    return Video(files, tuple(0.4 * index for index in range(frames)))
+
+
+def _picture(random_source: random.Random, *size: int) -> bytes:
     cells = (random_source.randint(2, 6), random_source.randint(2, 6))
     small = Image.frombytes("RGB", cells, random_source.randbytes(3 * cells[0] * cells[1]))
-    size = (random_source.randint(60, 170), random_source.randint(60, 170))
     file = io.BytesIO()
     small.resize(size, Image.Resampling.NEAREST).save(file, "PNG")
     return file.getvalue()

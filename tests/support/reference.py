@@ -10,13 +10,17 @@ from PIL import Image
 from transformers import AutoTokenizer, Qwen2VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from epd.media import Video
+from tests.support.video_reference import process_video
+
 
 @dataclass(frozen=True)
 class Question:
-    """One user turn: image files first, then text."""
+    """One user turn: image files first, then videos, then text."""
 
     images: tuple[bytes, ...]
     text: str
+    videos: tuple[Video, ...] = ()
 
 
 class Reference:
@@ -32,10 +36,12 @@ class Reference:
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
         self._pad = self._model.config.image_token_id
+        self._video_pad = self._model.config.video_token_id
 
     def prompt_ids(self, question: Question, grids: Sequence[tuple[int, int, int]]) -> list[int]:
-        """The rendered conversation with every image's placeholders."""
+        """The rendered conversation with the placeholders of every image and video."""
         parts = [{"type": "image"} for _ in question.images]
+        parts += [{"type": "video"} for _ in question.videos]
         messages = [{"role": "user", "content": [*parts, {"type": "text", "text": question.text}]}]
         text = self._tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
@@ -44,7 +50,7 @@ class Reference:
         left = iter(grids)
         merge = self._processor.merge_size**2
         for token in self._tokenizer.encode(text, add_special_tokens=False):
-            if token == self._pad:
+            if token in (self._pad, self._video_pad):
                 temporal, height, width = next(left)
                 ids += [token] * (temporal * height * width // merge)
             else:
@@ -60,12 +66,17 @@ class Reference:
             pixels = self._processor(images=files, return_tensors="pt")
             grids = [tuple(grid) for grid in pixels["image_grid_thw"].tolist()]
             inputs |= {key: pixels[key] for key in ("pixel_values", "image_grid_thw")}
+        if question.videos:
+            made = [process_video(self._processor, video.frames) for video in question.videos]
+            grids += [grid for _, grid in made]
+            inputs["pixel_values_videos"] = torch.cat([pixels for pixels, _ in made])
+            inputs["video_grid_thw"] = torch.tensor([grid for _, grid in made])
         ids = torch.tensor([self.prompt_ids(question, grids)])
         with torch.inference_mode():
             output = self._model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
-                mm_token_type_ids=(ids == self._pad).int(),
+                mm_token_type_ids=(ids == self._pad).int() + 2 * (ids == self._video_pad).int(),
                 max_new_tokens=max_tokens,
                 do_sample=False,
                 **inputs,

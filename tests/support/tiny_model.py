@@ -44,6 +44,8 @@ CHAT_TEMPLATE = """\
 {%- for part in message['content'] -%}
 {%- if part['type'] == 'image' -%}
 {{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
+{%- elif part['type'] == 'video' -%}
+{{- '<|vision_start|><|video_pad|><|vision_end|>' -}}
 {%- elif 'text' in part -%}
 {{- part['text'] -}}
 {%- endif -%}

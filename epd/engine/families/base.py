@@ -48,6 +48,18 @@ class PixelInput:
 
 
 @dataclass(frozen=True)
+class FrameSettings:
+    """How a video's frames become patches.
+
+    ``options`` are the image processor's where videos differ from images; ``temporal_patch_size``
+    frames make one temporal patch, the last frame repeated where some are missing.
+    """
+
+    options: Mapping[str, Any]
+    temporal_patch_size: int
+
+
+@dataclass(frozen=True)
 class AttentionShape:
     """Attention of the whole language model, over all ranks."""
 
@@ -78,6 +90,8 @@ class ModelFamily(abc.ABC):
     position_axes: int = 1
     #: Placeholders with this id take one row of an image's embedding each.
     embedding_token_id: int | None = None
+    #: The same for videos; None for a model without.
+    video_token_id: int | None = None
 
     def __init__(self, folder: Path, config: "PretrainedConfig") -> None:
         self.folder = folder
@@ -92,6 +106,12 @@ class ModelFamily(abc.ABC):
     def accepts_images(self) -> bool:
         """Whether requests may hold images."""
         return self.embedding_token_id is not None
+
+    @property
+    def embedding_token_ids(self) -> list[int]:
+        """All ids that take a row of an embedding."""
+        tokens = (self.embedding_token_id, self.video_token_id)
+        return [token for token in tokens if token is not None]
 
     @property
     def context_length(self) -> int:
@@ -144,6 +164,29 @@ class ModelFamily(abc.ABC):
         """The place an image of this patch grid takes."""
         raise self._no_images()
 
+    def plan_video(self, grid: Grid) -> ImagePlan:
+        """The place a video of this patch grid takes."""
+        raise self._no_videos()
+
+    def plan_placed(self, grid: Grid, token_id: int) -> ImagePlan:
+        """The plan behind a run of placeholders that begins with this token."""
+        if self.video_token_id is not None and token_id == self.video_token_id:
+            return self.plan_video(grid)
+        return self.plan_image(grid)
+
+    def plan_video_from_size(self, frames: int, width: int, height: int) -> ImagePlan:
+        """The place a video of so many frames of this size takes, before it is decoded.
+
+        Raises:
+            UnsupportedFeatureError: the model takes no videos.
+            InvalidRequestError: it takes none of this shape.
+        """
+        raise self._no_videos()
+
+    def frame_settings(self, frames: int) -> "FrameSettings":
+        """How the folder's image processor is to treat the frames of a video of so many."""
+        raise self._no_videos()
+
     def plan_from_size(self, width: int, height: int) -> ImagePlan:
         """The place an image of this many pixels takes, before it is decoded.
 
@@ -175,6 +218,12 @@ class ModelFamily(abc.ABC):
         The module maps (patches, grids [images, 3]) to embeddings [tokens, hidden], in order.
         """
         raise self._no_images()
+
+    def _no_videos(self) -> UnsupportedFeatureError:
+        return UnsupportedFeatureError(
+            f"the model ({self.name}) takes no videos: it has no video token",
+            reason="VIDEO_UNSUPPORTED",
+        )
 
     def _no_images(self) -> UnsupportedFeatureError:
         return UnsupportedFeatureError(

@@ -1,4 +1,4 @@
-"""Qwen2-VL: images of any size, multimodal rope over time, height and width."""
+"""Qwen2-VL: images of any size and videos, multimodal rope over time, height and width."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,15 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import (
 )
 
 from epd.engine.attention import register_attention
-from epd.engine.families.base import Grid, ImagePlan, LanguageModules, ModelFamily, PixelInput
+from epd.engine.families.base import (
+    FrameSettings,
+    Grid,
+    ImagePlan,
+    LanguageModules,
+    ModelFamily,
+    PixelInput,
+)
+from epd.engine.families.qwen2_vl_video import Qwen2VLVideoSettings
 from epd.engine.loading import WeightFiles
 from epd.engine.requests import PromptImage
 from epd.errors import InvalidRequestError
@@ -53,6 +61,10 @@ class Qwen2VLFamily(ModelFamily):
     def __init__(self, folder: Any, config: Any) -> None:
         super().__init__(folder, config)
         self.embedding_token_id = int(config.image_token_id)
+        video = config.video_token_id
+        # Every configuration names one; a folder whose vocabulary ends before it has no videos.
+        if video is not None and 0 <= video < self.vocab_size and video != config.image_token_id:
+            self.video_token_id = int(video)
         self._merge_size = int(config.vision_config.spatial_merge_size)
 
     def positions(
@@ -73,7 +85,8 @@ class Qwen2VLFamily(ModelFamily):
                     :, low - image.offset : high - image.offset
                 ]
                 positions[:, low - start : high - start] = image.offset + delta + inside
-            # Text after the image goes on from the image's longer side.
+            # Text goes on from the longer side of an image, and of a video's frames: as in
+            # transformers, a video's time does not count here, however long it is.
             step = self.plan_image(image.grid).position_delta
             positions[:, max(stop - start, 0) :] += step
             delta += step
@@ -86,6 +99,15 @@ class Qwen2VLFamily(ModelFamily):
         return np.indices(shape, dtype=np.int64).reshape(3, -1)
 
     def plan_image(self, grid: Grid) -> ImagePlan:
+        assert self.embedding_token_id is not None
+        return self._plan(grid, self.embedding_token_id)
+
+    def plan_video(self, grid: Grid) -> ImagePlan:
+        if self.video_token_id is None:
+            raise self._no_videos()
+        return self._plan(grid, self.video_token_id)
+
+    def _plan(self, grid: Grid, token_id: int) -> ImagePlan:
         temporal, height, width = grid
         tokens = temporal * height * width // self._merge_size**2
         if min(grid) < 1 or height % self._merge_size or width % self._merge_size:
@@ -98,24 +120,45 @@ class Qwen2VLFamily(ModelFamily):
                 f"an image of grid {grid} has {tokens} tokens, at most {MAX_IMAGE_TOKENS} fit",
                 field="images",
             )
-        assert self.embedding_token_id is not None
         return ImagePlan(
             grid=grid,
-            anchor_token_id=self.embedding_token_id,
-            placeholder_ids=(self.embedding_token_id,) * tokens,
+            anchor_token_id=token_id,
+            placeholder_ids=(token_id,) * tokens,
             position_delta=max(height, width) // self._merge_size - tokens,
             embedding_tokens=tokens,
         )
 
     def plan_from_size(self, width: int, height: int) -> ImagePlan:
-        processor = self._processor
+        size = self._processor.size
+        rows, columns = self._patches(width, height, size["shortest_edge"], size["longest_edge"])
+        return self.plan_image((1, rows, columns))
+
+    def plan_video_from_size(self, frames: int, width: int, height: int) -> ImagePlan:
+        if self.video_token_id is None:
+            raise self._no_videos()
+        least, most = self._video.pixels(frames, self._factor)
+        rows, columns = self._patches(width, height, least, most)
+        return self.plan_video((self._video.temporal_patches(frames), rows, columns))
+
+    def frame_settings(self, frames: int) -> FrameSettings:
+        if self.video_token_id is None:
+            raise self._no_videos()
+        return self._video.frame_settings(frames, self._factor)
+
+    @property
+    def _factor(self) -> int:
+        """Sides of a resized picture are multiples of it."""
+        return int(self._processor.patch_size * self._processor.merge_size)
+
+    def _patches(self, width: int, height: int, least: int, most: int) -> tuple[int, int]:
+        """Patch rows and columns of a picture that is resized to between so many pixels.
+
+        Raises:
+            InvalidRequestError: its side ratio is too extreme.
+        """
         try:
             rows, columns = smart_resize(
-                height,
-                width,
-                factor=processor.patch_size * processor.merge_size,
-                min_pixels=processor.size["shortest_edge"],
-                max_pixels=processor.size["longest_edge"],
+                height, width, factor=self._factor, min_pixels=least, max_pixels=most
             )
         except ValueError as error:
             raise InvalidRequestError(
@@ -123,7 +166,8 @@ class Qwen2VLFamily(ModelFamily):
                 field="image",
                 reason="IMAGE_SHAPE",
             ) from error
-        return self.plan_image((1, rows // processor.patch_size, columns // processor.patch_size))
+        side = self._processor.patch_size
+        return rows // side, columns // side
 
     def pixel_size(self, grid: Grid) -> tuple[int, int]:
         side = self._processor.patch_size
@@ -138,8 +182,13 @@ class Qwen2VLFamily(ModelFamily):
 
     @property
     def processor_digest(self) -> str:
-        settings = json.dumps(self._processor.to_dict(), sort_keys=True, default=str)
+        both = [self._processor.to_dict(), self._video.to_dict()]
+        settings = json.dumps(both, sort_keys=True, default=str)
         return blake3(f"{self.name}\n{settings}".encode()).hexdigest()
+
+    @cached_property
+    def _video(self) -> Qwen2VLVideoSettings:
+        return Qwen2VLVideoSettings(self.folder)
 
     @cached_property
     def _processor(self) -> Qwen2VLImageProcessorPil:

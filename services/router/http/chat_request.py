@@ -7,7 +7,15 @@ from typing import Any
 
 from epd.errors import InvalidRequestError, UnsupportedFeatureError
 from epd.sampling import SamplingParams
-from services.router.calls import ROLES, Conversation, ImagePart, Message, TextPart
+from services.router.calls import (
+    ROLES,
+    Conversation,
+    ImagePart,
+    ImageUrlPart,
+    Message,
+    Part,
+    TextPart,
+)
 from services.router.http.fields import Fields
 from services.router.http.sampling_fields import read_choice_count, read_sampling, read_stop
 from services.router.http.stream_options import StreamOptions, read_stream_options
@@ -99,7 +107,7 @@ def _message(fields: Fields) -> Message:
     return message
 
 
-def _parts(content: Any, path: str) -> tuple[TextPart | ImagePart, ...]:
+def _parts(content: Any, path: str) -> tuple[Part, ...]:
     if isinstance(content, str):
         return (TextPart(content),)
     if not isinstance(content, list):
@@ -107,9 +115,9 @@ def _parts(content: Any, path: str) -> tuple[TextPart | ImagePart, ...]:
     return tuple(_part(Fields(part, f"{path}[{index}]")) for index, part in enumerate(content))
 
 
-def _part(fields: Fields) -> TextPart | ImagePart:
+def _part(fields: Fields) -> Part:
     kind = fields.required_text("type")
-    part: TextPart | ImagePart
+    part: Part
     match kind:
         case "text":
             part = TextPart(fields.required_text("text"))
@@ -125,7 +133,7 @@ def _part(fields: Fields) -> TextPart | ImagePart:
     return part
 
 
-def _image(part: Fields) -> ImagePart:
+def _image(part: Fields) -> ImagePart | ImageUrlPart:
     fields = part.object("image_url")
     if fields is None:
         raise InvalidRequestError("missing", field=part.name("image_url"), reason="MISSING_FIELD")
@@ -133,17 +141,13 @@ def _image(part: Fields) -> ImagePart:
     # The model sees every image as its processor makes it: there is no low detail.
     fields.only("detail", "auto", "high")
     fields.finish()
+    if not url.startswith("data:"):
+        return ImageUrlPart(url, fields.name("url"))
     return ImagePart(_data_of(url, fields.name("url")))
 
 
 def _data_of(url: str, path: str) -> bytes:
-    head, comma, payload = url.partition(",")
-    if not head.startswith("data:") or not comma:
-        raise UnsupportedFeatureError(
-            "images are taken as data URLs only",
-            reason="UNSUPPORTED_VALUE",
-            metadata={"field": path},
-        )
+    head, _, payload = url.partition(",")
     if not head.startswith("data:image/") or not head.endswith(";base64"):
         raise InvalidRequestError("expected data:image/...;base64,", field=path)
     try:

@@ -1,0 +1,1 @@
+"""Images that a client names by URL, downloaded by the router where its operator allows it."""
