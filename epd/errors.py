@@ -139,6 +139,14 @@ class TransferFailedError(EpdError):
     default_reason = "TRANSFER_FAILED"
 
 
+class NotPostedError(TransferFailedError):
+    """Nothing of the transfer was sent: the connection with the peer is as good as before."""
+
+
+class UnknownMemoryError(NotPostedError):
+    """The peer has registered no such memory."""
+
+
 class DataLossError(EpdError):
     """Moved bytes are not the bytes that were sent."""
 

@@ -120,9 +120,16 @@ def status_table(workers: list[WorkerReport]) -> Table:
             str(load.waiting_requests) if load else "?",
             _blocks(load) if load else "?",
             _embeddings(load) if load else "?",
-            ", ".join(one.transport for one in info.agents) if info else "?",
+            _transports(info) if info else "?",
         )
     return table
+
+
+def _transports(info: worker_pb2.GetInfoResponse) -> str:
+    """Such as ``nixl (shm, tcp), collective``: in parentheses what has really been used."""
+    used = {one.transport: ", ".join(one.carriers) for one in info.carriers}
+    names = [one.transport for one in info.agents]
+    return ", ".join(f"{name} ({used[name]})" if used.get(name) else name for name in names)
 
 
 def _blocks(load: worker_pb2.WatchLoadResponse) -> str:

@@ -10,7 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from epd.cleanup import CleanupTasks
-from epd.errors import EpdError, RequestCancelledError, TransferFailedError
+from epd.errors import (
+    EpdError,
+    InvalidRequestError,
+    NotPostedError,
+    RequestCancelledError,
+    TransferFailedError,
+    UnknownMemoryError,
+)
 from epd.handover.control import EncoderControl
 from epd.handover.embedding_handle import EmbeddingHandle
 from epd.handover.embedding_memory import EmbeddingMemory
@@ -47,6 +54,14 @@ class ReadReport:
 
 #: An image's position in the request, its handle and the memory it goes to.
 _Place = tuple[int, EmbeddingHandle, ByteRange]
+
+
+class _OutOfRangeError(TransferFailedError):
+    """A handle names memory that its encoder does not offer."""
+
+    def __init__(self, message: str, index: int) -> None:
+        super().__init__(message)
+        self.index = index
 
 
 class EmbeddingReader:
@@ -95,7 +110,8 @@ class EmbeddingReader:
             arrived: Called with the position of each of those when its embedding is in place.
 
         Raises:
-            InvalidRequestError: a handle contradicts itself.
+            InvalidRequestError: a handle contradicts itself or names memory that is none of the
+                encoder's.
             ResourceExhaustedError: no room in time, or never so much room.
             NotFoundError: an encoder does not know a handle (any more).
             TransferFailedError: a READ failed; the text names hop and image.
@@ -156,8 +172,11 @@ class EmbeddingReader:
         """Reads under leases that are known to have held all the time."""
         try:
             results = await self._read_all(images, reads)
-        except TransferFailedError:
+        except TransferFailedError as error:
             await leases.confirm()  # an unknown handle explains it better
+            if isinstance(error, _OutOfRangeError):
+                field = f"images[{error.index}].handle.segments"
+                raise InvalidRequestError(error.message, field=field) from error
             raise
         await leases.confirm()
         return results
@@ -179,10 +198,12 @@ class EmbeddingReader:
                 position, cause = failed
                 index, handle, _ = images[position]
                 address = handle.encoder_address
-                self._peers.suspect(address)
-                raise TransferFailedError(
-                    f"embedding READ from encoder {address}, image {index}: {cause.message}"
-                ) from cause
+                text = f"embedding READ from encoder {address}, image {index}: {cause.message}"
+                if isinstance(cause, UnknownMemoryError):
+                    raise _OutOfRangeError(text, index) from cause
+                if not isinstance(cause, NotPostedError):
+                    self._peers.suspect(address)
+                raise TransferFailedError(text) from cause
             return reads.results()
 
     def _give_up(

@@ -4,11 +4,32 @@ from collections.abc import Callable, Sequence
 
 from blake3 import blake3
 
+from epd.handover.block_runs import BlockSlice
+
 #: Bytes of one layer's digest.
 DIGEST_BYTES = 16
 
 #: The bytes of one block of one layer on the host: (layer, block).
 BlockReader = Callable[[int, int], bytes]
+
+
+def reader_of_slices(
+    read_block: BlockReader, slices: Sequence[BlockSlice], *, written: bool
+) -> BlockReader:
+    """Reads, of each block, only what one rank writes to another where their heads differ.
+
+    Writer (``written``) and reader each read their own block; the bytes are the same, in the same
+    order, once the WRITE has landed. A reader with several writers has digests from each.
+    """
+
+    def read(layer: int, block: int) -> bytes:
+        whole = read_block(layer, block)
+        starts = [one.local_offset if written else one.remote_offset for one in slices]
+        return b"".join(
+            whole[start : start + one.length] for start, one in zip(starts, slices, strict=True)
+        )
+
+    return read
 
 
 class LayerDigests:

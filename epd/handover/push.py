@@ -9,7 +9,7 @@ from typing import Protocol
 
 from epd.engine.kv_layout import KvLayout
 from epd.engine.requests import LayerProgress
-from epd.errors import EpdError, InternalError, TransferFailedError
+from epd.errors import EpdError, InternalError, NotPostedError, TransferFailedError
 from epd.handover.block_runs import BlockRun, block_runs, run_segments
 from epd.handover.control import PushTarget, Reservation
 from epd.handover.layer_batch import LayerBatch
@@ -67,7 +67,7 @@ class KvPush:
         #: Done once the push has failed, for whoever waits for something else meanwhile.
         self.failure: asyncio.Future[EpdError] = asyncio.get_running_loop().create_future()
         self.finished = False
-        self.write_failed = False
+        self.connection_suspect = False
         #: Decode needs no Fail: it has been told, has given up itself, or is gone.
         self.told = False
         self._layout = layout
@@ -250,7 +250,7 @@ class KvPush:
         with self._lock:
             if self.error is not None:
                 return False
-            self.write_failed = True
+            self.connection_suspect = not isinstance(error, NotPostedError)
             self.error = TransferFailedError(
                 f"KV push from prefill to decode, {title}: {typed.message}", reason=typed.reason
             )

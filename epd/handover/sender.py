@@ -237,7 +237,7 @@ class KvSender:
         push.give_back_slot()
         del self._pushes[push.request_id]
         self._control.settlements.add(push.target, push.transfer_id)
-        if push.write_failed:
+        if push.connection_suspect:
             self._reconnect(push.target)
         if not push.finished:  # decode holds memory back until it knows; others wait for the tick
             told = self._control.settle(push.target, [push.transfer_id])

@@ -78,6 +78,9 @@ METRICS: Mapping[str, MetricSpec] = {
         "gauge", "{parameter}", "Model parameters held by the process"
     ),
     names.TRANSFER_OPEN: MetricSpec("gauge", "{transfer}", "Open transfers and leases"),
+    names.TRANSFER_CARRIER: MetricSpec(
+        "gauge", "", "1 for what has moved the bytes of a transport since the start: shm, tcp, rdma"
+    ),
     names.KV_TRANSFER_DURATION: MetricSpec(
         "histogram", "s", "KV push from posting to completion", DURATION_BUCKETS_S
     ),
@@ -142,6 +145,24 @@ def observe(meter: Meter, readings: Mapping[str, Callable[[], float]]) -> None:
             else meter.create_observable_counter
         )
         create(name, [_observer(read)], spec.unit, spec.description)
+
+
+def observe_carriers(meter: Meter, read: Callable[[], Mapping[str, Sequence[str]]]) -> None:
+    """Reads what moves the bytes, by transport, on the scraping thread."""
+    spec = _spec(names.TRANSFER_CARRIER, "gauge")
+
+    def observations(options: CallbackOptions) -> Iterable[Observation]:
+        return [
+            Observation(
+                1, {names.EPD_TRANSFER_TRANSPORT: transport, names.EPD_TRANSFER_CARRIER: carrier}
+            )
+            for transport, carriers in read().items()
+            for carrier in carriers
+        ]
+
+    meter.create_observable_gauge(
+        names.TRANSFER_CARRIER, [observations], spec.unit, spec.description
+    )
 
 
 def _spec(name: str, *kinds: str) -> MetricSpec:

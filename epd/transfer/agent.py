@@ -51,6 +51,7 @@ class TransferAgent:
         self._dead: EpdError | None = UnavailableError("the transfer agent is not started")
         self._accepted = 0
         self._transports: Mapping[str, Capabilities] = {}
+        self._carriers: Callable[[], Mapping[str, Sequence[str]]] = dict
         self._death_callbacks: list[DeathCallback] = []
         self._thread = threading.Thread(target=self._main, name="transfer-agent", daemon=True)
 
@@ -97,6 +98,10 @@ class TransferAgent:
     def needs_plan(self, transport: str) -> bool:
         """Whether WRITEs over a transport are refused without a receive plan."""
         return not self._transports[transport].one_sided
+
+    def carriers(self) -> Mapping[str, Sequence[str]]:
+        """What really moves the bytes, by transport; see :meth:`TransferBackend.carriers`."""
+        return self._carriers()
 
     def expect(self, plan: ReceivePlan) -> Future[None]:
         """Lets a peer WRITE where a plan says, once the future is done. See :meth:`needs_plan`."""
@@ -209,6 +214,7 @@ class TransferAgent:
             backend = self._open_backend()
             self.counters.transport = backend.name
             self._transports = backend.transports()
+            self._carriers = backend.carriers
             try:
                 self._loop.run(backend)
                 self._end(UnavailableError("the transfer agent has stopped"))

@@ -99,6 +99,13 @@ class TransferBackend(abc.ABC):
         """One descriptor for each transport, the preferred one first."""
         return [self.descriptor()]
 
+    def carriers(self) -> Mapping[str, Sequence[str]]:
+        """What really moves the bytes (shm, tcp, rdma, …), by transport, since the process start.
+
+        A transport that cannot tell, or has no peer yet, is absent or has none. Any thread.
+        """
+        return {}
+
     @abc.abstractmethod
     def add_peer(self, peer: AgentDescriptor) -> None:
         """Gets ready to talk to a peer. Raises TransferFailedError. Idempotent per agent name."""

@@ -3,7 +3,7 @@
 import collections
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -58,6 +58,8 @@ class CollectiveBackend(TransferBackend):
         self._hub = WireHub(agent_name, host)
         self._memory = RegisteredMemory()
         self._plans = ReceivePlans()
+        # Replaced and never changed: read by any thread.
+        self._libraries: frozenset[str] = frozenset()
         self._peers: dict[str, AgentDescriptor] = {}
         self._initiators: dict[str, CollectiveInitiator] = {}
         self._targets: dict[Wire, CollectiveTarget] = {}
@@ -75,6 +77,9 @@ class CollectiveBackend(TransferBackend):
             self._hub.address.encode(),
             self._memory.main_kind,
         )
+
+    def carriers(self) -> Mapping[str, Sequence[str]]:
+        return {self.name: tuple(sorted(self._libraries))}
 
     def add_peer(self, peer: AgentDescriptor) -> None:
         known = self._initiators.get(peer.agent_name)
@@ -200,6 +205,7 @@ class CollectiveBackend(TransferBackend):
         if on_device and self._memory.main_kind != "VRAM":
             raise TransferFailedError(f"{peer} wants device memory moved, there is none here")
         device = torch.device("cuda", torch.cuda.current_device()) if on_device else _HOST
+        self._libraries |= {"nccl" if on_device else "gloo"}
         return PairGroup(peer, self._host, store, device, self._options.timeout_s)
 
 

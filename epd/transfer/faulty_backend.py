@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from epd.errors import TransferFailedError
+from epd.errors import NotPostedError, TransferFailedError
 from epd.transfer.base import (
     AgentDescriptor,
     Capabilities,
@@ -60,6 +60,9 @@ class FaultyBackend(TransferBackend):
     def transports(self) -> Mapping[str, Capabilities]:
         return self._inner.transports()
 
+    def carriers(self) -> Mapping[str, Sequence[str]]:
+        return self._inner.carriers()
+
     def expect(self, plan: ReceivePlan) -> None:
         self._inner.expect(plan)
 
@@ -79,7 +82,7 @@ class FaultyBackend(TransferBackend):
         faults.writes += 1
         number = faults.writes
         if faults.strikes("fail_post", number):
-            raise TransferFailedError(f"forced: WRITE {number} cannot be posted")
+            raise NotPostedError(f"forced: WRITE {number} cannot be posted")
         fails = faults.strikes("fail_running", number)
         silent = faults.strikes("drop_notice", number) or fails
         kept = b"" if silent else notice
@@ -104,7 +107,7 @@ class FaultyBackend(TransferBackend):
         self._faults.reads += 1
         number = self._faults.reads
         if self._faults.strikes("fail_read", number):
-            raise TransferFailedError(f"forced: READ {number} cannot be posted")
+            raise NotPostedError(f"forced: READ {number} cannot be posted")
         until = time.monotonic() + self._faults.seconds("delay_read", number)
         return _Doctored(self._inner.read(agent_name, local, remote, notice), not_before=until)
 

@@ -5,9 +5,9 @@ import ctypes
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from epd.errors import TransferFailedError
+from epd.errors import TransferFailedError, UnknownMemoryError
 from epd.transfer.base import (
     AgentDescriptor,
     Capabilities,
@@ -64,6 +64,9 @@ class LocalBackend(TransferBackend):
         return AgentDescriptor(
             self._instance_id, self._agent_name, self.name, self._fabric.token, self._memory_kind
         )
+
+    def carriers(self) -> Mapping[str, Sequence[str]]:
+        return {self.name: ("memory",)}
 
     def add_peer(self, peer: AgentDescriptor) -> None:
         with self._fabric.lock:
@@ -141,7 +144,7 @@ class LocalBackend(TransferBackend):
                 whole.address <= segment.address and end <= whole.address + whole.length
                 for whole in self._registered
             ):
-                raise TransferFailedError(
+                raise UnknownMemoryError(
                     f"{segment.length} bytes at {segment.address:#x} are not registered "
                     f"with {self._agent_name}"
                 )

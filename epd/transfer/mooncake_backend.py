@@ -6,7 +6,7 @@ import importlib
 import logging
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,7 @@ class MooncakeBackend(TransferBackend):
         self, agent_name: str, instance_id: str, host: str, options: MooncakeOptions
     ) -> None:
         self._engine = _open_engine(host, options)
+        self._protocol = options.protocol
         self._agent_name = agent_name
         self._instance_id = instance_id
         self._hub = WireHub(agent_name, host)
@@ -108,6 +109,9 @@ class MooncakeBackend(TransferBackend):
             _PORT.pack(self._engine.get_rpc_port()) + self._hub.address.encode(),
             self._memory.main_kind,
         )
+
+    def carriers(self) -> Mapping[str, Sequence[str]]:
+        return {self.name: (self._protocol,)}  # the engine falls back to no other
 
     def add_peer(self, peer: AgentDescriptor) -> None:
         known = self._peers.get(peer.agent_name)

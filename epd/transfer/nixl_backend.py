@@ -3,11 +3,11 @@
 import importlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from epd.errors import TransferFailedError, UnavailableError
+from epd.errors import TransferFailedError, UnavailableError, UnknownMemoryError
 from epd.transfer.base import (
     AgentDescriptor,
     Capabilities,
@@ -19,6 +19,7 @@ from epd.transfer.base import (
 )
 from epd.transfer.pieces import check_pairs
 from epd.transfer.segments import SegmentArray
+from epd.transfer.ucx_log import ucx_log
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +75,21 @@ class NixlBackend(TransferBackend):
     capabilities = Capabilities(one_sided=True, cancellable=False, survives_peer_loss=True)
 
     def __init__(self, agent_name: str, instance_id: str, options: NixlOptions) -> None:
+        with ucx_log().captured():
+            self._open(agent_name, options)
+        self._libraries = [options.backend]
+        self._agent_name = agent_name
+        self._instance_id = instance_id
+        self._registered: list[tuple[Segment, str, Any]] = []
+        self._peers: dict[str, AgentDescriptor] = {}
+        # Handles NIXL would not let go of yet after a post that failed.
+        self._unreleased: list[_NixlHandle] = []
+
+    def _open(self, agent_name: str, options: NixlOptions) -> None:
         nixl = _import_nixl()
         bindings = importlib.import_module(nixl.nixl_agent.__module__).nixlBind
+        # Raised when descriptors are not within registered memory, before anything is sent.
+        self._not_found: type[Exception] = bindings.nixlNotFoundError
         # NIXL's exceptions have no common base.
         self._errors: tuple[type[Exception], ...] = tuple(
             value
@@ -97,13 +111,6 @@ class NixlBackend(TransferBackend):
             raise UnavailableError(
                 f"NIXL cannot start its backend {options.backend}: {error!r}"
             ) from error
-        self._libraries = [options.backend]
-        self._agent_name = agent_name
-        self._instance_id = instance_id
-        self._registered: list[tuple[Segment, str, Any]] = []
-        self._peers: dict[str, AgentDescriptor] = {}
-        # Handles NIXL would not let go of yet after a post that failed.
-        self._unreleased: list[_NixlHandle] = []
 
     def register(self, segment: Segment, memory_kind: str) -> None:
         row = (segment.address, segment.length, segment.device_id, "")
@@ -122,6 +129,9 @@ class NixlBackend(TransferBackend):
             bytes(self._agent.get_agent_metadata()),
             "VRAM" if any(kind == "VRAM" for _, kind, _ in self._registered) else "DRAM",
         )
+
+    def carriers(self) -> Mapping[str, Sequence[str]]:
+        return {self.name: ucx_log().carriers if self._libraries == ["UCX"] else ()}
 
     def add_peer(self, peer: AgentDescriptor) -> None:
         if self._peers.get(peer.agent_name) == peer:
@@ -236,7 +246,8 @@ class NixlBackend(TransferBackend):
         except self._errors as error:
             if handle is not None and not self.release(handle):
                 self._unreleased.append(handle)
-            raise TransferFailedError(
+            unknown = handle is None and isinstance(error, self._not_found)
+            raise (UnknownMemoryError if unknown else TransferFailedError)(
                 f"{operation} to {agent_name} could not be posted: {type(error).__name__} {error}"
             ) from error
         return handle

@@ -51,6 +51,12 @@ class Transports(TransferBackend):
     def descriptors(self) -> list[AgentDescriptor]:
         return [backend.descriptor() for backend in self._backends.values()]
 
+    def carriers(self) -> Mapping[str, Sequence[str]]:
+        found: dict[str, Sequence[str]] = {}
+        for backend in self._backends.values():
+            found.update(backend.carriers())
+        return found
+
     def add_peer(self, peer: AgentDescriptor) -> None:
         backend = self._backends.get(peer.transport)
         if backend is None:

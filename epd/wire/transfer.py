@@ -1,9 +1,9 @@
 """Segments and transfer endpoints on the wire."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from epd.transfer.base import AgentDescriptor, Segment
-from epd.v1 import common_pb2
+from epd.v1 import common_pb2, worker_pb2
 
 
 def segment_to_proto(segment: Segment) -> common_pb2.Segment:
@@ -50,3 +50,13 @@ def agents_from_proto(
 ) -> list[AgentDescriptor]:
     """The endpoints of a process."""
     return [agent_from_proto(message) for message in messages]
+
+
+def carriers_to_proto(
+    carriers: Mapping[str, Sequence[str]],
+) -> list[worker_pb2.TransportCarriers]:
+    """The wire form of what moves the bytes, by transport."""
+    return [
+        worker_pb2.TransportCarriers(transport=transport, carriers=names)
+        for transport, names in carriers.items()
+    ]

@@ -1,7 +1,7 @@
 """What a language worker tells about itself: identity, load, prefix cache, gauges."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
 from epd.engine.block_pool import BlockPool
 from epd.engine.engine import Engine
@@ -12,7 +12,7 @@ from epd.telemetry.setup import metadata_version
 from epd.transfer.base import AgentDescriptor
 from epd.v1 import worker_pb2
 from epd.wire.kv_layout import layout_to_proto
-from epd.wire.transfer import agents_to_proto
+from epd.wire.transfer import agents_to_proto, carriers_to_proto
 
 #: Look at the prefix cache this often for followers; nobody waits for these events.
 KV_EVENTS_PERIOD_S = 0.1
@@ -21,7 +21,10 @@ KV_EVENT_HASHES = 16_384
 
 
 def language_info(
-    engine: Engine, agents: Sequence[AgentDescriptor], model_name: str
+    engine: Engine,
+    agents: Sequence[AgentDescriptor],
+    carriers: Mapping[str, Sequence[str]],
+    model_name: str,
 ) -> worker_pb2.GetInfoResponse:
     """The part of GetInfo that both language roles share."""
     return worker_pb2.GetInfoResponse(
@@ -32,6 +35,7 @@ def language_info(
         context_length=engine.max_context,
         kv_layout=layout_to_proto(engine.kv_cache.layout),
         agents=agents_to_proto(agents),
+        carriers=carriers_to_proto(carriers),
         accepts_images=engine.family.accepts_images,
     )
 

@@ -12,7 +12,7 @@ from epd.handover.seal import SealSlots
 from epd.handover.verifier import KvVerifier
 from epd.rpc.service import Service, ServiceContext
 from epd.rpc.worker_service import WorkerServicer
-from epd.telemetry.metrics import observe
+from epd.telemetry.metrics import observe, observe_carriers
 from epd.transfer.base import AgentDescriptor
 from epd.v1 import decode_pb2_grpc, worker_pb2_grpc
 from epd.worker.held_parameters import count_held_parameters
@@ -96,8 +96,11 @@ async def application(config: DecodeConfig, context: ServiceContext) -> AsyncIte
                     context.telemetry.tracer,
                     max_buffered_tokens=config.stream_buffer_tokens,
                 )
-            report = DecodeReport(config, context, descriptors, loaded, receiver, encoder)
+            report = DecodeReport(
+                config, context, descriptors, agent.carriers, loaded, receiver, encoder
+            )
             observe(context.telemetry.meter, report.readings(count_held_parameters()))
+            observe_carriers(context.telemetry.meter, agent.carriers)
             worker = WorkerServicer(
                 report.info,
                 report.load,

@@ -1,6 +1,6 @@
 """What a decode worker tells about itself."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from epd.encoding.encoder import Encoder
 from epd.engine.engine import Engine
@@ -22,6 +22,7 @@ class DecodeReport:
         config: DecodeConfig,
         context: ServiceContext,
         agents: Sequence[AgentDescriptor],
+        carriers: Callable[[], Mapping[str, Sequence[str]]],
         engine: Engine,
         receiver: KvReceiver,
         encoder: Encoder | None,
@@ -30,13 +31,15 @@ class DecodeReport:
         self._config = config
         self._context = context
         self._agents = agents
+        self._carriers = carriers
         self._engine = engine
         self._receiver = receiver
         self._encoder = encoder
 
     def info(self) -> worker_pb2.GetInfoResponse:
         """The answer of GetInfo."""
-        info = language_info(self._engine, self._agents, self._config.language.served_name)
+        name = self._config.language.served_name
+        info = language_info(self._engine, self._agents, self._carriers(), name)
         info.role = worker_pb2.WORKER_ROLE_DECODE
         info.metrics_address = self._context.telemetry.metrics_address
         info.unified = self._config.unified

@@ -8,7 +8,7 @@ from epd.encoding.encoder import Encoder
 from epd.rpc.options import IMAGE_MESSAGE_BYTES
 from epd.rpc.service import Service, ServiceContext
 from epd.rpc.worker_service import WorkerServicer
-from epd.telemetry.metrics import observe
+from epd.telemetry.metrics import observe, observe_carriers
 from epd.v1 import encoder_pb2_grpc, worker_pb2_grpc
 from epd.worker.held_parameters import count_held_parameters
 from epd.worker.transfer_endpoint import open_endpoint
@@ -58,14 +58,16 @@ async def encoder_application(
         encoder.watch(ReadAnnouncer(agent, lambda: encoder.readable).update)
 
         descriptors = await asyncio.to_thread(agent.descriptors)
-        info = encoder_info(config, parts, descriptors, telemetry.metrics_address)
         worker = WorkerServicer(
-            lambda: info,
+            lambda: encoder_info(
+                config, parts, descriptors, agent.carriers(), telemetry.metrics_address
+            ),
             lambda: encoder_load(encoder.stats(), context.instance_id, draining=server.draining),
             heartbeat_s=config.heartbeat_s,
         )
         encoder.watch(worker.load_changed)
         observe(telemetry.meter, encoder_readings(encoder.stats, count_held_parameters()))
+        observe_carriers(telemetry.meter, agent.carriers)
 
         servicer = EncoderServicer(
             encoder, EncodeResponses(descriptors, server.address), telemetry.tracer

@@ -1,13 +1,13 @@
 """What the encoder tells about itself: identity, load, metrics."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from epd.encoding.encoder_stats import EncoderStats
 from epd.telemetry import semconv as names
 from epd.telemetry.setup import metadata_version
 from epd.transfer.base import AgentDescriptor
 from epd.v1 import worker_pb2
-from epd.wire.transfer import agents_to_proto
+from epd.wire.transfer import agents_to_proto, carriers_to_proto
 from services.encoder.config import EncoderConfig
 from services.encoder.vision_parts import VisionParts
 
@@ -16,6 +16,7 @@ def encoder_info(
     config: EncoderConfig,
     parts: VisionParts,
     agents: Sequence[AgentDescriptor],
+    carriers: Mapping[str, Sequence[str]],
     metrics_address: str,
 ) -> worker_pb2.GetInfoResponse:
     """The answer of GetInfo."""
@@ -28,6 +29,7 @@ def encoder_info(
         processor_digest=config.encoding.processor_digest(parts.family),
         context_length=parts.family.context_length,
         agents=agents_to_proto(agents),
+        carriers=carriers_to_proto(carriers),
         metrics_address=metrics_address,
         accepts_images=True,
         max_images=config.encoding.max_images,

@@ -17,7 +17,7 @@ from epd.rpc.discovery import Discovery
 from epd.rpc.roles import DECODE, ENCODER
 from epd.rpc.service import Service, ServiceContext
 from epd.rpc.worker_service import WorkerServicer
-from epd.telemetry.metrics import observe
+from epd.telemetry.metrics import observe, observe_carriers
 from epd.transfer.buffer import HostBuffer
 from epd.v1 import decode_pb2_grpc, encoder_pb2_grpc, prefill_pb2_grpc, worker_pb2_grpc
 from epd.worker.held_parameters import count_held_parameters
@@ -112,7 +112,9 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
     pipeline = PrefillPipeline(
         admission, peers, embeddings, Computation(engine, embeddings), sender, metrics
     )
-    report = PrefillReport(config, context, descriptors, loaded, admission, memory, sender)
+    report = PrefillReport(
+        config, context, descriptors, agent.carriers, loaded, admission, memory, sender
+    )
     try:
         async with Upkeep(context.server) as upkeep:
             agent.on_death(upkeep.thread_death("the transfer agent"))
@@ -121,6 +123,7 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
             upkeep.run("the KV sender", sender.run())
             upkeep.run("pairing", peers.run())
             observe(context.telemetry.meter, report.readings(count_held_parameters()))
+            observe_carriers(context.telemetry.meter, agent.carriers)
             worker = WorkerServicer(
                 report.info,
                 report.load,

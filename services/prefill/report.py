@@ -1,6 +1,6 @@
 """What a prefill worker tells about itself."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from epd.engine.engine import Engine
 from epd.handover.embedding_memory import EmbeddingMemory
@@ -22,6 +22,7 @@ class PrefillReport:
         config: PrefillConfig,
         context: ServiceContext,
         agents: Sequence[AgentDescriptor],
+        carriers: Callable[[], Mapping[str, Sequence[str]]],
         engine: Engine,
         admission: Admission,
         memory: EmbeddingMemory,
@@ -30,6 +31,7 @@ class PrefillReport:
         self._config = config
         self._context = context
         self._agents = agents
+        self._carriers = carriers
         self._engine = engine
         self._admission = admission
         self._memory = memory
@@ -37,7 +39,8 @@ class PrefillReport:
 
     def info(self) -> worker_pb2.GetInfoResponse:
         """The answer of GetInfo."""
-        info = language_info(self._engine, self._agents, self._config.language.served_name)
+        name = self._config.language.served_name
+        info = language_info(self._engine, self._agents, self._carriers(), name)
         info.role = worker_pb2.WORKER_ROLE_PREFILL
         info.metrics_address = self._context.telemetry.metrics_address
         return info

@@ -1,13 +1,19 @@
 """One image request over each transport, between real processes."""
 
-import pytest
+import asyncio
 
+import pytest
+from rich.console import Console
+
+from epd.cli.status import read_status, status_table
 from tests.support.ask import ask, generate_request, greedy
 from tests.support.fleet import fleet_of
 from tests.support.questions import make_questions
 
 pytestmark = pytest.mark.timeout(600)
 
+#: What carries the bytes of each transport between processes of one machine.
+CARRIERS = {"nixl": "shm", "collective": "gloo", "mooncake": "tcp"}
 ROLES = ("encoder", "prefill", "decode")
 KV_BYTES = "epd_kv_transfer_io_bytes_total"
 
@@ -24,6 +30,28 @@ async def check_answer(fleet, open_channel, reference, question):
     assert answer.completion.usage.image_tokens > 0
 
 
+async def status(fleet, role=""):
+    """The lines of ``epd status`` about a role."""
+    _, workers = await read_status(fleet.router_address)
+    console = Console(width=200, record=True)
+    with console.capture() as captured:
+        console.print(status_table(workers))
+    return [line for line in captured.get().splitlines() if role in line]
+
+
+async def check_carriers(fleet, transport, carrier):
+    """In ``epd status`` and in the metrics of both sides of the hand-over."""
+    async with asyncio.timeout(20):  # it is known a moment after the first transfer
+        while sum(f" {transport} ({carrier}) " in line for line in await status(fleet)) < 2:
+            await asyncio.sleep(0.1)
+    for role in ("prefill", "decode"):
+        assert any(f" {transport} ({carrier}) " in line for line in await status(fleet, role))
+        scraped = fleet.scrape(f"{role}-0")
+        name = "epd_transfer_carrier"
+        labels = {"epd_transfer_transport": transport, "epd_transfer_carrier": carrier}
+        assert scraped.total(name, **labels) == scraped.total(name) == 1
+
+
 @pytest.mark.parametrize("transport", ["nixl", "collective", "mooncake"])
 async def test_an_image_request_is_answered_over_each_transport(
     transport, model, reference, shared_fleets, open_channel, question
@@ -36,6 +64,24 @@ async def test_an_image_request_is_answered_over_each_transport(
     await check_answer(fleet, open_channel, reference, question)
     fleet.assert_back_to_idle(idle, 5.0, settled_within_s=10.0)
     assert fleet.scrape("prefill-0").total(KV_BYTES) > before
+    await check_carriers(fleet, transport, CARRIERS[transport])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "carrier"),
+    [
+        ("tcp", "tcp"),
+        # Configured is not used: UCX's shared memory segments notice no dead peer, so without
+        # reads of the other process's memory (cma) it takes TCP.
+        pytest.param("posix,sysv,tcp", "tcp", marks=pytest.mark.full),
+    ],
+)
+async def test_what_ucx_really_uses_is_shown_not_what_it_may_use(
+    allowed, carrier, model, open_channel, question, reference
+):
+    with fleet_of(model, environment={"UCX_TLS": allowed}) as fleet:
+        await check_answer(fleet, open_channel, reference, question)
+        await check_carriers(fleet, "nixl", carrier)
 
 
 async def test_a_unified_worker_needs_no_transport_but_local(

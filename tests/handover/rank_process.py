@@ -6,7 +6,8 @@ import sys
 import numpy as np
 
 from bench.line_server import serve_lines
-from epd.handover.block_runs import block_runs, run_segments
+from epd.handover.block_runs import block_runs, block_slices, run_segments
+from epd.handover.layer_digests import LayerDigests, differing_layers, reader_of_slices
 from epd.transfer.base import AgentDescriptor
 from epd.transfer.buffer import HostBuffer
 from tests.handover.ranks import at, kv_of, of_rank, shape_of
@@ -45,6 +46,8 @@ class Rank:
         kv = kv_of(self.layout, len(local))
         self.blocks()[:, local] = kv.reshape(self.layout.layer_count, len(local), -1)
         await asyncio.wrap_future(self.agent.connect(descriptor))
+        shared = reader_of_slices(self.read_block, block_slices(self.layout, target), written=True)
+        digests = LayerDigests(self.layout.layer_count, shared)
         moved = descriptors = 0
         for layer in range(self.layout.layer_count):
             mine, theirs = run_segments(block_runs(local, remote), [layer], self.layout, target)
@@ -53,9 +56,11 @@ class Rank:
             done = await asyncio.wrap_future(
                 self.agent.write(descriptor.agent_name, mine, theirs, b"layer")
             )
+            digests.update(layer, local)
             moved += done.byte_count
             descriptors += done.descriptor_count
-        return {"bytes": moved, "descriptors": descriptors}
+        sums = [one.hex() for one in digests.digests()]
+        return {"bytes": moved, "descriptors": descriptors, "digests": sums}
 
     async def read(self, notices, blocks):
         """The blocks, once so many WRITEs have arrived; and whether nothing else was touched."""
@@ -69,10 +74,29 @@ class Rank:
             "notices": len(self.arrived),
         }
 
+    async def differing(self, degree, rank, digests, blocks, spoil):
+        """Layers whose bytes are not those of a writer's digests: as they have arrived, and with
+        byte ``spoil`` of the first block changed in every layer.
+        """
+        shape = shape_of(self.layout.kv_head_count, self.layout.planes)
+        slices = block_slices(of_rank(shape, degree, rank), self.layout)
+        shared = reader_of_slices(self.read_block, slices, written=False)
+        sums = [bytes.fromhex(one) for one in digests]
+        arrived = differing_layers(sums, blocks, shared)
+        held = self.blocks().view(np.uint8)
+        held[:, blocks[0], spoil] ^= 1
+        spoilt = differing_layers(sums, blocks, shared)
+        held[:, blocks[0], spoil] ^= 1
+        return {"arrived": arrived, "spoilt": spoilt}
+
+    def read_block(self, layer, block):
+        return self.blocks()[layer, block].tobytes()
+
 
 async def main(arguments):
     rank = await asyncio.to_thread(Rank, *arguments)
-    await serve_lines({"hello": rank.hello, "write": rank.write, "read": rank.read})
+    calls = {name: getattr(rank, name) for name in ("hello", "write", "read", "differing")}
+    await serve_lines(calls)
     rank.agent.stop()
 
 

@@ -14,6 +14,7 @@ from epd.errors import (
 )
 from epd.handover.embedding_memory import EmbeddingMemory
 from epd.handover.embedding_reader import EmbeddingReader
+from epd.transfer.base import Segment
 from epd.transfer.faults import Faults
 from epd.transfer.faulty_backend import FaultyBackend
 from tests.handover.encoders import WIDTH, Encoder
@@ -357,4 +358,28 @@ async def test_memory_is_kept_while_a_late_read_of_a_cancelled_request_runs(make
         await task
     assert reader.memory.quarantined_bytes
     await eventually(lambda: encoder.last_words == [False, True])
+    await reader.idle()
+
+
+@pytest.mark.parametrize("beyond", [0, 1 << 40])
+async def test_a_handle_to_memory_the_encoder_does_not_offer_is_the_callers_mistake(
+    make_reader, encoder, beyond
+):
+    """The memory is named, nothing is read, and the next request finds the connection as it was."""
+    reader = make_reader()
+    await reader.fetch([encoder.handle(4)])
+    good = encoder.handle(4)
+    outside = encoder.memory.address + len(encoder.memory.view()) - ROW + beyond
+    bad = dataclasses.replace(good, segments=(Segment(outside, good.byte_count),))
+    connects = []
+    connect = reader.agent.connect
+    reader.agent.connect = lambda peer: connects.append(peer) or connect(peer)
+    with pytest.raises(InvalidRequestError) as raised:
+        await reader.fetch([good, bad])
+    assert raised.value.field == "images[1].handle.segments"
+    encoder.known.discard(bad.handle_id)  # a handle that is not known (any more) explains more
+    with pytest.raises(NotFoundError):
+        await reader.fetch([bad])
+    await reader.fetch([encoder.handle(4)])
+    assert not connects
     await reader.idle()

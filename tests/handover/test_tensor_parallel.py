@@ -61,3 +61,29 @@ def test_blocks_of_every_reading_rank_hold_its_heads(heads, planes, writers, rea
             assert bytes.fromhex(found["kv"]) == kv_of(layout, len(LOCAL)).tobytes()
             assert found["others_clean"]
             assert found["notices"] == notices
+            check_digests(reader, layout, writers, reports, expected)
+
+
+def check_digests(reader, layout, writers, reports, expected):
+    """Each writer's digests are of its heads: any byte of them matters, no other does."""
+    everywhere = list(range(layout.layer_count))
+    first_bytes = {rank: first_byte(layout, heads) for rank, heads in expected.items()}
+    for rank in expected:
+        for other, spoil in first_bytes.items():
+            found = reader.ask(
+                "differing",
+                degree=writers,
+                rank=rank,
+                digests=reports[rank]["digests"],
+                blocks=REMOTE,
+                spoil=spoil,
+            )
+            assert found["arrived"] == []
+            assert found["spoilt"] == (everywhere if other == rank else [])
+
+
+def first_byte(layout, heads):
+    """Where, in the last plane of a reader's block, what these heads hold begins."""
+    head_bytes = layout.block_bytes // (layout.planes * layout.heads_held)
+    last_plane = (layout.planes - 1) * layout.heads_held
+    return (last_plane + heads.start - layout.head_start) * head_bytes
