@@ -3,7 +3,9 @@
 import asyncio
 import base64
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 
+import httpcore2
 import openai
 import pytest
 
@@ -14,6 +16,7 @@ from services.router.image_urls.address_rule import AddressRule
 from services.router.image_urls.allowed_hosts import AllowedHosts
 from services.router.image_urls.config import ImageUrlConfig
 from services.router.image_urls.downloads import Downloads
+from services.router.image_urls.guarded_backend import ForbiddenAddressError, GuardedBackend
 from tests.router.harness import collect, failure, request, router, running
 from tests.router.image_host import AUTHORITY, image_host
 
@@ -404,3 +407,26 @@ async def test_a_file_of_certificates_that_is_not_there_stops_the_start(model, f
         with pytest.raises(ConfigError, match="image-url-ca-file"):
             async with router(model, fleet.workers, **settings):
                 pass
+
+
+async def test_a_connection_that_leads_elsewhere_than_it_was_asked_to_is_closed():
+    """What translates addresses on the way is seen by what the system says of the connection."""
+
+    class Elsewhere(httpcore2.AsyncMockStream):
+        def get_extra_info(self, info):
+            return ("10.0.0.1", 443) if info == "server_addr" else None
+
+    class Network(httpcore2.AsyncMockBackend):
+        async def connect_tcp(self, *arguments, **options):
+            return stream
+
+    stream = Elsewhere([b"secret"])
+    with ThreadPoolExecutor(1) as threads:
+        guarded = GuardedBackend(AddressRule(), threads, lambda host, port: ["8.8.8.8"])
+        guarded._backend = Network([])
+        with pytest.raises(ForbiddenAddressError):
+            await guarded.connect_tcp("images.test", 443)
+        with pytest.raises(ForbiddenAddressError):
+            await guarded.connect_unix_socket("/run/docker.sock")
+    with pytest.raises(httpcore2.ReadError):
+        await stream.read(1)  # closed
