@@ -77,7 +77,7 @@ class Encoder:
             self._productions,
             self._examiner,
             self._spec,
-            family.hidden_size,
+            family.embedding_features,
             config.max_pending_images,
         )
         self._expiry: asyncio.Task[None] | None = None
@@ -224,7 +224,9 @@ class Encoder:
             raise InvalidRequestError(
                 f"{field}: {error.message}", field=field, reason=error.reason
             ) from error
-        return EmbeddingSpec(plan, (plan.embedding_tokens, self._family.hidden_size), self._dtype)
+        return EmbeddingSpec(
+            plan, (plan.embedding_tokens, self._family.embedding_features), self._dtype
+        )
 
     def _changed(self) -> None:
         for callback in self._watchers:

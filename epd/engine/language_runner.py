@@ -68,50 +68,56 @@ class LanguageRunner:
         Runs of one token must come first. ``layer_written`` is called once per layer, in order.
         """
         step = PagedStep(self.kv_cache.layers, self._attention(self._metadata(runs)), layer_written)
+        embedded, levels = self._embed(runs)
         hidden: torch.Tensor = self._modules.body(
-            inputs_embeds=self._embed(runs)[None],
+            inputs_embeds=embedded[None],
             position_ids=self._positions(runs),
             use_cache=False,
             paged_step=step,
+            **levels,
         ).last_hidden_state[0]
         ends = accumulate(run.length for run in runs)
         last = [end - 1 for run, end in zip(runs, ends, strict=True) if run.sample]
         logits: torch.Tensor = self._modules.lm_head(hidden[last])
         return logits.float()
 
-    def _embed(self, runs: Sequence[TokenRun]) -> torch.Tensor:
+    def _embed(self, runs: Sequence[TokenRun]) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Embeddings [tokens, hidden] with those of images in place, and arguments for levels."""
         token_ids = [token for run in runs for token in run.token_ids[run.start : run.end]]
         embedded: torch.Tensor = self._modules.embed_tokens(
             torch.tensor(token_ids, device=self._device)
         )
         base = 0
+        placed: list[tuple[torch.Tensor, torch.Tensor]] = []
         for run in runs:
             for image, embedding in zip(run.images, run.embeddings, strict=True):
-                self._scatter_image(embedded, base, run, image, embedding)
+                placed += self._image_rows(base, run, image, embedding)
             base += run.length
-        return embedded
+        if not placed:
+            return embedded, {}
+        rows = torch.cat([rows for rows, _ in placed])
+        features = torch.cat([found for _, found in placed]).to(embedded)
+        embedded[rows], *levels = torch.split(features, self.family.hidden_size, dim=1)
+        if not levels or not len(rows):
+            return embedded, {}
+        return embedded, self.family.level_arguments(rows, torch.stack(levels), len(token_ids))
 
-    def _scatter_image(
-        self,
-        embedded: torch.Tensor,
-        base: int,
-        run: TokenRun,
-        image: PromptImage,
-        embedding: torch.Tensor,
-    ) -> None:
-        """Puts the rows of an image's embedding that fall into the run over its placeholders.
+    def _image_rows(
+        self, base: int, run: TokenRun, image: PromptImage, embedding: torch.Tensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The step's rows that the run's part of an image takes, with their features.
 
         ``base`` is the row of the run's first token. Placeholders that take no embedding (row ends,
         separators) keep their own.
         """
         low, high = max(image.offset, run.start), min(image.offset + image.length, run.end)
         if low >= high:
-            return
+            return []
         ids = np.asarray(run.token_ids[image.offset : high])
         takers = np.flatnonzero(np.isin(ids, self.family.embedding_token_ids)) + image.offset
         skipped = int(np.searchsorted(takers, low))  # rows that earlier runs have taken
         rows = torch.from_numpy(takers[skipped:] - run.start + base).to(self._device)
-        embedded[rows] = embedding[skipped : len(takers)].to(embedded)
+        return [(rows, embedding[skipped : len(takers)].to(self._device))]
 
     def _positions(self, runs: Sequence[TokenRun]) -> torch.Tensor:
         """[1, tokens], or [axes, 1, tokens] with multimodal rope."""

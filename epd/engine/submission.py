@@ -119,7 +119,7 @@ def _check_embeddings(request: EngineRequest, family: ModelFamily) -> None:
                 f"{len(plan.placeholder_ids)} placeholders of an image of grid {image.grid}",
                 field="images",
             )
-        expected = (plan.embedding_tokens, family.hidden_size)
+        expected = (plan.embedding_tokens, family.embedding_features)
         if tuple(embedding.shape) != expected:
             raise InvalidRequestError(
                 f"an embedding is {tuple(embedding.shape)}, expected {expected}",

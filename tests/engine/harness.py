@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from transformers import AutoModelForCausalLM, Qwen2VLForConditionalGeneration
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from epd.engine.build import build_engine
 from epd.engine.engine import Engine
@@ -163,7 +163,7 @@ class Reference:
     """The whole model in plain transformers."""
 
     def __init__(self, folder: Path, vision: bool) -> None:
-        kind = Qwen2VLForConditionalGeneration if vision else AutoModelForCausalLM
+        kind = AutoModelForImageTextToText if vision else AutoModelForCausalLM
         self._model = kind.from_pretrained(folder).eval()
 
     @torch.inference_mode()

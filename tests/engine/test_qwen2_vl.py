@@ -179,7 +179,7 @@ def test_a_text_model_takes_no_images(tiny_llama: Path) -> None:
 
 def test_an_unknown_model_type_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(UnsupportedFeatureError, match="llama, qwen2_vl"):
+    with pytest.raises(UnsupportedFeatureError, match="llama, qwen2_vl, qwen3_vl"):
         load_family(tmp_path)
     with pytest.raises(InvalidRequestError, match=r"config\.json"):
         load_family(tmp_path / "missing")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from transformers import AutoTokenizer, Qwen2VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from epd.media import Video
@@ -24,12 +24,12 @@ class Question:
 
 
 class Reference:
-    """Greedy ``generate`` of a Qwen2-VL folder in float32."""
+    """Greedy ``generate`` of a Qwen2-VL or Qwen3-VL folder in float32."""
 
     def __init__(self, folder: Path) -> None:
         # More threads than free cores spin against the services' own.
         torch.set_num_threads(1)
-        self._model = Qwen2VLForConditionalGeneration.from_pretrained(
+        self._model = AutoModelForImageTextToText.from_pretrained(
             folder, dtype=torch.float32
         ).eval()
         self._model.generation_config.eos_token_id = None  # questions go past the end token

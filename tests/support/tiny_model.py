@@ -16,6 +16,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -92,6 +94,49 @@ def make_tiny_qwen2vl(folder: Path, seed: int = 0) -> Path:
     _save(Qwen2VLForConditionalGeneration(config), folder, seed)
     size = {"shortest_edge": 56 * 56, "longest_edge": 168 * 168}
     Qwen2VLImageProcessorPil(size=size).save_pretrained(folder)
+    return folder
+
+
+def make_tiny_qwen3vl(folder: Path, seed: int = 0) -> Path:
+    """Saves a Qwen3-VL of 4 vision layers, two of them DeepStack levels, and 3 text layers."""
+    config = Qwen3VLConfig(
+        text_config={
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "max_position_embeddings": CONTEXT_LENGTH,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [6, 5, 5],
+                "mrope_interleaved": True,
+            },
+            "bos_token_id": None,
+            "eos_token_id": IM_END,
+            "pad_token_id": END_OF_TEXT,
+        },
+        vision_config={
+            "depth": 4,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_heads": 2,
+            "out_hidden_size": 128,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [1, 2],
+        },
+        image_token_id=IMAGE_PAD,
+        video_token_id=VIDEO_PAD,
+        vision_start_token_id=VISION_START,
+        vision_end_token_id=VISION_END,
+        tie_word_embeddings=False,
+    )
+    _save(Qwen3VLForConditionalGeneration(config), folder, seed)
+    size = {"shortest_edge": 64 * 64, "longest_edge": 192 * 192}
+    Qwen2VLImageProcessorPil(size=size, patch_size=16).save_pretrained(folder)
     return folder
 
 

@@ -120,8 +120,18 @@ class ModelFamily(abc.ABC):
 
     @property
     def hidden_size(self) -> int:
-        """Features of one token, also of one row of an image's embedding."""
+        """Features of one token."""
         return int(self.text_config.hidden_size)
+
+    @property
+    def feature_levels(self) -> int:
+        """Levels of features that an image has besides its embedding proper (DeepStack)."""
+        return 0
+
+    @property
+    def embedding_features(self) -> int:
+        """Features of one row of an image's embedding: those of a token, then of each level."""
+        return self.hidden_size * (1 + self.feature_levels)
 
     @property
     def vocab_size(self) -> int:
@@ -155,6 +165,18 @@ class ModelFamily(abc.ABC):
         need their grid.
         """
         return np.arange(start, end, dtype=np.int64)[None] + position_delta
+
+    def level_arguments(
+        self, rows: "torch.Tensor", levels: "torch.Tensor", token_count: int
+    ) -> dict[str, Any]:
+        """What the language body is called with for images' further levels.
+
+        Args:
+            rows: Rising indexes of the step's tokens that are rows of images.
+            levels: [feature_levels, rows, hidden].
+            token_count: Tokens of the step.
+        """
+        raise NotImplementedError
 
     @abc.abstractmethod
     def load_language(self, dtype: "torch.dtype", device: "torch.device") -> LanguageModules:
@@ -215,7 +237,8 @@ class ModelFamily(abc.ABC):
     def load_vision(self, dtype: "torch.dtype", device: "torch.device") -> "torch.nn.Module":
         """Reads vision tower and projector from disk, and nothing else.
 
-        The module maps (patches, grids [images, 3]) to embeddings [tokens, hidden], in order.
+        The module maps (patches, grids [images, 3]) to embeddings [tokens, embedding_features], in
+        order.
         """
         raise self._no_images()
 

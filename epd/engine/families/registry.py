@@ -11,6 +11,7 @@ from epd.errors import InvalidRequestError, UnsupportedFeatureError
 FAMILIES = {
     "llama": "epd.engine.families.llama:LlamaFamily",
     "qwen2_vl": "epd.engine.families.qwen2_vl:Qwen2VLFamily",
+    "qwen3_vl": "epd.engine.families.qwen3_vl:Qwen3VLFamily",
 }
 
 
