@@ -14,6 +14,7 @@ BENCHMARKS = {
     "attention": "bench.attention",
     "decode_hf": "bench.decode_hf",
     "kv_exposed": "bench.kv_exposed",
+    "encode_overlap": "bench.encode_overlap",
     "encoder_cache": "bench.encoder_cache",
     "encoder_parallel": "bench.encoder_parallel",
     "kv_transfer": "bench.kv_transfer",

@@ -20,7 +20,7 @@ from bench.harness import Sample, interleave, ratio, typical
 from bench.hit_cost import measure_hits
 from bench.image_fleet import FirstToken, ImageFleet, image_fleet, noise_image
 from bench.outcome import Outcome
-from bench.reuse_workloads import WORKLOADS, hit_rate
+from bench.reuse_workloads import WORKLOADS, account_bytes, hit_rate
 from bench.vision_model import Tower, make_vision_model
 from epd.encoding.eviction_policy import PolicyName
 
@@ -62,6 +62,7 @@ def run(options: argparse.Namespace) -> Outcome:
             image = noise_image(tower.image_side, 1 << 40)
             encoder = on.fleet.processes["encoder-0"].address
             single = measure_hits(encoder, image, options.calls)
+            memory = _memory(on, off)
     rates = {
         name: {policy: _mean_hit_rate(policy, name, options) for policy in POLICIES}
         for name in WORKLOADS
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> Outcome:
     found = ratio(samples, "on", "off")
     overhead = typical(single, "hit") - typical(single, "plain")
     ttft = {kind: round(median(a.ttft_ms for a in of_kind), 2) for kind, of_kind in answers.items()}
-    _print(samples, single, ttft, rates)
+    _print(samples, single, ttft, rates, memory)
     result = {
         "ttft_80pct_reuse_over_off": round(found.value, 3),
         "interval": [round(found.low, 3), round(found.high, 3)],
@@ -79,6 +80,7 @@ def run(options: argparse.Namespace) -> Outcome:
         "hit_rate": rates,
         "hit_rate_capacity_mib": options.capacity_mib,
         "workloads": "synthetic",
+        "memory": memory,
     }
     return Outcome(result, samples + single)
 
@@ -108,6 +110,20 @@ class _Reuse:
         return fmean(one.ttft_ms for one in asked)
 
 
+def _memory(on: ImageFleet, off: ImageFleet) -> dict[str, float]:
+    """What the cache takes: of the encoders' resident memory, and per embedding it has kept."""
+    kept = on.metric("encoder-0", "epd_embedding_cache_memory_usage_bytes")
+    images = on.metric("encoder-0", "epd_encoder_forward_total")
+    accounts = {f"account_bytes_{policy}": account_bytes(policy) for policy in POLICIES}
+    return {
+        "encoder_mib_on": round(on.resident_mib("encoder-0"), 1),
+        "encoder_mib_off": round(off.resident_mib("encoder-0"), 1),
+        "kept_mib": round(kept / (1 << 20), 2),
+        "bytes_per_image": round(kept / images),
+        **{name: round(value) for name, value in accounts.items()},
+    }
+
+
 def _mean_hit_rate(policy: PolicyName, workload: str, options: argparse.Namespace) -> float:
     """Over two seeds."""
     images: Callable[[int, int], itertools.chain[int]] = WORKLOADS[workload]  # type: ignore[assignment]
@@ -126,6 +142,7 @@ def _print(
     single: list[Sample],
     ttft: dict[str, float],
     rates: dict[str, dict[PolicyName, float]],
+    memory: dict[str, float],
 ) -> None:
     table = Table(title="Embedding cache (synthetic reuse)")
     table.add_column("what")
@@ -139,4 +156,6 @@ def _print(
     for workload, by_policy in rates.items():
         for policy, rate in by_policy.items():
             table.add_row(f"hit rate, {workload}, {policy}", f"{rate:.1%}")
+    for name, amount in memory.items():
+        table.add_row(name.replace("_", " "), f"{amount:g}")
     Console().print(table)

@@ -7,7 +7,6 @@ nearly all of TTFT is encoding.
 """
 
 import argparse
-import os
 import tempfile
 from pathlib import Path
 from statistics import median
@@ -38,9 +37,13 @@ def run(options: argparse.Namespace) -> Outcome:
     answers: dict[str, list[FirstToken]] = {"one": [], "two": []}
     with tempfile.TemporaryDirectory(prefix="epd-bench-model-") as folder:
         model = make_vision_model(Path(folder), tower)
-        with image_fleet(model) as one, image_fleet(model, encoders=2) as two:
+        flags = {"router": ["--encode-overlap=false"]}  # its account shows encoding on its own
+        with (
+            image_fleet(model, flags=flags) as one,
+            image_fleet(model, encoders=2, flags=flags) as two,
+        ):
             for fleet in (one, two):
-                _pin(fleet)
+                fleet.pin_encoders()  # the rest waits while images are encoded
 
             def measure(name: str, fleet: ImageFleet, seed: int) -> float:
                 first = seed * 10_000 + len(answers[name]) * options.images
@@ -69,16 +72,6 @@ def run(options: argparse.Namespace) -> Outcome:
         "images": options.images,
     }
     return Outcome(result, samples)
-
-
-def _pin(fleet: ImageFleet) -> None:
-    """Encoders get a core each, everything else the last one: it waits while images are encoded."""
-    cores = sorted(os.sched_getaffinity(0))
-    names = list(fleet.fleet.processes)
-    for name in names:
-        role, _, number = name.partition("-")
-        core = int(number) % len(cores) if role == "encoder" else len(cores) - 1
-        fleet.pin(name, cores[core])
 
 
 def _encode_share(answer: FirstToken) -> float:

@@ -16,6 +16,7 @@ from PIL import Image
 
 from epd.fleet.fleet import Fleet
 from epd.fleet.plan import FleetPlan
+from epd.telemetry.prometheus import scrape
 from epd.v1 import common_pb2, router_pb2, router_pb2_grpc
 
 TIMEOUT_S = 120.0
@@ -31,17 +32,26 @@ class FirstToken:
 
 
 class ImageFleet:
-    """Asks a fleet. Made by :func:`image_fleet`."""
+    """Asks a fleet through one of its routers. Made by :func:`image_fleet`."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, router: str = "router") -> None:
         self.fleet = fleet
-        self._channel = grpc.insecure_channel(fleet.router_address, options=_LARGE)
+        self._channel = grpc.insecure_channel(fleet.processes[router].address, options=_LARGE)
         self._router = router_pb2_grpc.RouterServiceStub(self._channel)
+        self._others: list[ImageFleet] = []
 
-    def ask(self, images: Sequence[bytes], text: str = "what is it?") -> FirstToken:
+    def beside(self, name: str, *flags: str) -> "ImageFleet":
+        """The same fleet through another router with these flags, closed with this one."""
+        self.fleet.add_router(name, *flags)
+        self._others.append(ImageFleet(self.fleet, name))
+        return self._others[-1]
+
+    def ask(
+        self, images: Sequence[bytes], text: str = "what is it?", *, text_first: bool = False
+    ) -> FirstToken:
         """One request with one token of answer."""
         parts = [router_pb2.ContentPart(image=image) for image in images]
-        parts.append(router_pb2.ContentPart(text=text))
+        parts.insert(0 if text_first else len(parts), router_pb2.ContentPart(text=text))
         message = router_pb2.ChatMessage(role="user", parts=parts)
         request = router_pb2.GenerateRequest(
             conversation=router_pb2.Conversation(messages=[message]),
@@ -56,6 +66,14 @@ class ImageFleet:
                 stages = {one.stage: one.duration_ns / 1e6 for one in response.completion.timings}
         return FirstToken(first_s * 1e3, stages)
 
+    def resident_mib(self, name: str) -> float:
+        """Memory of a process without its children."""
+        return float(psutil.Process(self.fleet.processes[name].pid).memory_info().rss) / (1 << 20)
+
+    def metric(self, name: str, metric: str) -> float:
+        """A metric of a process, summed over its labels."""
+        return scrape(self.fleet.processes[name].metrics_address).total(metric)
+
     def pin(self, name: str, core: int) -> None:
         """Keeps a process, its threads and its children on one core."""
         process = psutil.Process(self.fleet.processes[name].pid)
@@ -63,9 +81,18 @@ class ImageFleet:
             for thread in member.threads():
                 os.sched_setaffinity(thread.id, {core})
 
+    def pin_encoders(self) -> None:
+        """Encoders get a core each, everything else the last one."""
+        cores = sorted(os.sched_getaffinity(0))
+        for name in self.fleet.processes:
+            role, _, number = name.partition("-")
+            core = int(number) % len(cores) if role == "encoder" else len(cores) - 1
+            self.pin(name, cores[core])
+
     def close(self) -> None:
-        """Closes the channel."""
-        self._channel.close()
+        """Closes the channels."""
+        for one in (self, *self._others):
+            one._channel.close()
 
 
 @contextlib.contextmanager

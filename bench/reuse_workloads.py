@@ -1,6 +1,7 @@
 """Synthetic sequences of images that come again. No public trace has repeated images."""
 
 import random
+import tracemalloc
 from collections import deque
 from collections.abc import Iterator
 from itertools import accumulate
@@ -50,24 +51,44 @@ WORKLOADS = {"zipf": zipf_with_one_hit_wonders, "chat_window": chat_window}
 
 def hit_rate(policy: PolicyName, images: Iterator[int], capacity_bytes: int) -> float:
     """Share of the images that the real cache accounts find, one request at a time."""
+    cache = _cache(policy, capacity_bytes)
+    answers = [_serve(cache, image) for image in images]
+    return sum(answers) / len(answers)
+
+
+def account_bytes(policy: PolicyName, images: int = 2000) -> float:
+    """Memory that the accounts of one kept embedding take, the embedding itself not counted."""
+    cache = _cache(policy, images * SIZES[0])
+    tracemalloc.start()
+    try:
+        for image in range(images):
+            _serve(cache, image * len(SIZES))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return taken / images
+
+
+def _cache(policy: PolicyName, capacity_bytes: int) -> EmbeddingCache:
     arena = Arena(capacity_bytes + max(SIZES))
-    cache = EmbeddingCache(
+    return EmbeddingCache(
         arena, capacity_bytes, make_policy(policy, capacity_bytes), lambda entry: None
     )
-    hits = queries = 0
-    for image in images:
-        queries += 1
-        digest = image.to_bytes(32)
-        entry = cache.find(digest)
-        if entry is not None:
-            hits += 1
-            cache.pin(entry)
-        else:
-            (entry,) = cache.claim([(digest, _spec(SIZES[image % len(SIZES)]))])
-            cache.pin(entry)
-            cache.complete(entry)
-        cache.unpin(entry)
-    return hits / queries
+
+
+def _serve(cache: EmbeddingCache, image: int) -> bool:
+    """One request for one image; whether it hit."""
+    digest = image.to_bytes(32)
+    found = cache.find(digest)
+    if found is not None:
+        entry = found
+        cache.pin(entry)
+    else:
+        (entry,) = cache.claim([(digest, _spec(SIZES[image % len(SIZES)]))])
+        cache.pin(entry)
+        cache.complete(entry)
+    cache.unpin(entry)
+    return found is not None
 
 
 def _spec(byte_count: int) -> EmbeddingSpec:

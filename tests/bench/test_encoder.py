@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench.reuse_workloads import SIZES, WORKLOADS, hit_rate
+from bench.reuse_workloads import SIZES, WORKLOADS, account_bytes, hit_rate
 
 
 def last_line(*arguments: str) -> dict[str, object]:
@@ -26,6 +26,7 @@ def test_encoder_cache_tells_reuse_hits_and_rates() -> None:
     for rates in result["hit_rate"].values():
         assert rates.keys() == {"s3fifo", "lru"}
         assert all(0 < rate < 1 for rate in rates.values())
+    assert result["memory"]["kept_mib"] > 0
 
 
 @pytest.mark.full
@@ -33,6 +34,19 @@ def test_encoder_parallel_tells_the_ratio() -> None:
     result = last_line("encoder_parallel", "--rounds=1", "--images=2", "--depth=1")
     assert 0 < result["ttft_two_over_one"] < 10
     assert result["encode_share_of_ttft"].keys() == {"one", "two"}
+
+
+@pytest.mark.full
+def test_encode_overlap_tells_gain_and_cost_and_that_it_engages_when_idle_only() -> None:
+    result = last_line("encode_overlap", "--rounds=1", "--images=2", "--words=200")
+    assert result["ttft_on_over_off"].keys() == {"idle", "joined", "loaded"}
+    assert all(0 < cost < 10 for cost in result["text_ttft_on_over_off"].values())
+    assert result["engaged"]["idle"] > result["engaged"]["loaded"]
+
+
+@pytest.mark.parametrize("policy", ["s3fifo", "lru"])
+def test_the_accounts_of_an_embedding_take_little(policy: str) -> None:
+    assert account_bytes(policy) < 4096
 
 
 def test_more_memory_hits_more_and_one_hit_wonders_favour_s3fifo() -> None:
