@@ -30,6 +30,7 @@ from services.router.http.endpoints import HttpParts, http_app
 from services.router.http.server import HttpServer
 from services.router.image_urls.downloads import Downloads
 from services.router.image_urls.url_images import UrlImages
+from services.router.kserve.servicer import KserveServicer
 from services.router.limits import RequestLimits
 from services.router.placement import Placer
 from services.router.prompt import PromptBuilder
@@ -86,6 +87,17 @@ async def application(config: RouterConfig, context: ServiceContext) -> AsyncIte
     keys = ApiKeys.load(config.api_keys, config.api_keys_file)
     servicer = RouterServicer(router, registry, limits, keys, config.requests.request_timeout_s)
     router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, context.server.handlers)
+    if config.kserve.kserve:
+        kserve = KserveServicer(
+            router,
+            registry,
+            dispatcher.has_route,
+            context.server,
+            keys,
+            config.requests.request_timeout_s,
+            config.kserve.kserve_stream_requests,
+        )
+        context.server.handlers.add_generic_rpc_handlers([kserve.handler()])
     watching = asyncio.create_task(_watch(registry, context))
     parts = _http_parts(config, context, router, registry, dispatcher, tokenizer, keys)
     try:
@@ -267,6 +279,7 @@ def _http_parts(
             http.http_body_bytes, http.http_live_body_bytes, http.http_body_timeout_s
         ),
         keys=keys,
+        max_prompts=http.http_max_prompts,
         max_choices=http.http_max_choices,
         tool_parser=http.tool_parser,
         request_timeout_s=config.requests.request_timeout_s,

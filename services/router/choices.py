@@ -1,4 +1,4 @@
-"""Several answers to one request, as one stream of events."""
+"""Several answers to one request, to one prompt or to several, as one stream of events."""
 
 import asyncio
 import dataclasses
@@ -6,22 +6,25 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from epd.cleanup import cancel_and_wait
-from services.router.calls import Completion, Delta, GenerateCall
+from services.router.calls import Completion, Delta, GenerateCall, PromptInput
 from services.router.deadline import Deadline
 from services.router.router import Router
 
 _Event = tuple[int, Delta | Completion]
 
 
-def choices_of(call: GenerateCall, count: int) -> list[GenerateCall]:
-    """The call, and others that differ from it by the choice they draw only."""
+def choices_of(
+    call: GenerateCall, prompts: Sequence[PromptInput], count: int
+) -> list[GenerateCall]:
+    """Calls that differ from this one by prompt and by the choice they draw: ``count`` a prompt."""
     return [
         dataclasses.replace(
             call,
-            request_id=f"{call.request_id}-{choice}" if choice else call.request_id,
-            sampling=dataclasses.replace(call.sampling, choice=choice),
+            request_id=f"{call.request_id}-{index}" if index else call.request_id,
+            prompt=prompts[index // count],
+            sampling=dataclasses.replace(call.sampling, choice=index % count),
         )
-        for choice in range(count)
+        for index in range(len(prompts) * count)
     ]
 
 
@@ -30,8 +33,8 @@ async def generate_choices(
 ) -> AsyncGenerator[_Event, None]:
     """Events of all calls, each with its call's index. Closing the iterator cancels all.
 
-    Calls after the first start once that has its first token: by then a prefill worker holds the
-    prompt in its prefix cache, where they find it, so that it is computed once.
+    A prompt's calls after its first start once that has its first token: by then a prefill worker
+    holds the prompt in its prefix cache, where they find it, so that it is computed once.
 
     Raises:
         EpdError: the first failure; it ends the other calls too.
@@ -41,20 +44,31 @@ async def generate_choices(
             async for event in only:
                 yield 0, event
         return
-    # Once for all choices, so that all are of the same images.
-    fetched = await router.with_images(calls[0], deadline)
-    calls = [dataclasses.replace(call, prompt=fetched.prompt) for call in calls]
+    # Once for all choices of a prompt, so that all are of the same images.
+    fetched = {
+        index: (await router.with_images(call, deadline)).prompt
+        for index, call in enumerate(calls)
+        if not call.sampling.choice
+    }
+    calls = [
+        dataclasses.replace(call, prompt=fetched[index - call.sampling.choice])
+        for index, call in enumerate(calls)
+    ]
     # Small: a slow reader holds up the calls, whose own buffers then fill.
     events: asyncio.Queue[_Event | Exception] = asyncio.Queue(len(calls))
-    prompt_cached = asyncio.Event()
+    #: By the index of a prompt's first call.
+    prompt_cached = {
+        index: asyncio.Event() for index, call in enumerate(calls) if not call.sampling.choice
+    }
 
     async def run(index: int, call: GenerateCall) -> None:
         try:
-            if index:
-                await prompt_cached.wait()
+            cached = prompt_cached[index - call.sampling.choice]
+            if call.sampling.choice:
+                await cached.wait()
             async with aclosing(router.generate(call, deadline)) as found:
                 async for event in found:
-                    prompt_cached.set()
+                    cached.set()
                     await events.put((index, event))
         except Exception as error:
             await events.put(error)

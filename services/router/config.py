@@ -175,7 +175,8 @@ class HttpConfig:
     http_connections: int = option(
         1024, help="most open HTTP connections, one more is answered 503", minimum=1
     )
-    http_max_choices: int = option(8, help="most answers to one request (n)", minimum=1)
+    http_max_prompts: int = option(32, help="most prompts of one completion request", minimum=1)
+    http_max_choices: int = option(8, help="most answers to one prompt (n)", minimum=1)
     tool_parser: Literal["hermes", "llama3"] = option(
         "hermes", help="how the model writes tool calls: hermes (Qwen too), llama3"
     )
@@ -193,6 +194,18 @@ class HttpConfig:
     )
     http_keep_alive_s: float = option(
         30.0, help="how long an idle HTTP connection stays open", unit="s", minimum=1
+    )
+
+
+@dataclass(frozen=True)
+class KserveConfig:
+    """The KServe v2 face, on the gRPC port."""
+
+    kserve: bool = option(
+        False, help="serve KServe v2 inference too; needs the package tritonclient (epd[kserve])"
+    )
+    kserve_stream_requests: int = option(
+        64, help="most live requests of one ModelStreamInfer call", minimum=1
     )
 
 
@@ -220,6 +233,7 @@ class RouterConfig(ServerConfig):
     requests: RequestConfig
     image_urls: ImageUrlConfig
     http: HttpConfig
+    kserve: KserveConfig
 
     def __post_init__(self) -> None:
         if self.tls_client_ca is not None and not self.tls.on:

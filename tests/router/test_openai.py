@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from epd.errors import InvalidRequestError, ResourceExhaustedError, UnavailableError
 from epd.image_digest import image_digest
+from epd.text.tokenizer import Tokenizer
 from tests.router.harness import collect, eventually, request, router, running
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -165,6 +166,71 @@ async def test_completions_take_text_and_tokens(served, client, prompt):
     chunks = [chunk async for chunk in stream]
     assert "".join(chunk.choices[0].text for chunk in chunks) == choice.text
     assert chunks[-1].choices[0].finish_reason == "length"
+
+
+async def complete(client, **fields):
+    return await client.completions.create(**{"model": "m", "seed": 3, "max_tokens": 8, **fields})
+
+
+async def test_completions_of_several_prompts_are_those_of_each_in_order(fleet, client):
+    prompts = ["hello", "hello again", "hi"]
+    alone = [await complete(client, prompt=prompt, n=2) for prompt in prompts]
+    answer = await complete(client, prompt=prompts, n=2)
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert [choice.text for choice in answer.choices] == [
+        choice.text for one in alone for choice in one.choices
+    ]
+    assert answer.usage.prompt_tokens == sum(one.usage.prompt_tokens for one in alone)
+    assert answer.usage.completion_tokens == 6 * 8
+    texts = [""] * 6
+    usage = None
+    async for chunk in await complete(
+        client, prompt=prompts, n=2, stream=True, stream_options={"include_usage": True}
+    ):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [choice.text for choice in answer.choices]
+    assert usage.prompt_tokens == answer.usage.prompt_tokens
+    tokens = await complete(client, prompt=[[72, 101], [73]])
+    assert tokens.usage.prompt_tokens == 3
+
+
+async def test_no_prompt_waits_for_another(fleet, client):
+    fleet.prefill.prefill_s = 0.2
+    await complete(client, prompt=["one", "two", "three"])
+    assert max(fleet.prefill.arrived_s[:3]) < min(fleet.prefill.drawn_s[:3])
+
+
+@pytest.mark.parametrize("prompt", [["hello", "bye"], "hello", [[39, 68]]])
+async def test_an_echo_begins_with_the_prompt(model, client, prompt):
+    spelled = Tokenizer.from_folder(model)
+    several = prompt if isinstance(prompt, list) else [prompt]
+    texts = [p if isinstance(p, str) else spelled.decode(p) for p in several]
+    plain = await complete(client, prompt=prompt)
+    answer = await complete(client, prompt=prompt, echo=True)
+    expected = [text + choice.text for text, choice in zip(texts, plain.choices, strict=True)]
+    assert [choice.text for choice in answer.choices] == expected
+    streamed = [""] * len(texts)
+    async for chunk in await complete(client, prompt=prompt, echo=True, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": ["x"] * 33}, "prompt"),
+        ({"prompt": ["x", 3]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[1], [True]]}, "prompt"),
+    ],
+)
+async def test_completions_that_cannot_be_made_are_refused_by_name(client, fields, param):
+    with pytest.raises(openai.BadRequestError) as refused:
+        await complete(client, **fields)
+    assert refused.value.param == param
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import abc
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,28 +28,34 @@ class AnswerFormat(abc.ABC):
         request_id: The first choice's.
         model: As clients call it.
         logprobs: What spells tokens; None when log probabilities were not asked for.
+        choice_count: Answers to each prompt.
     """
 
     id_prefix: str
     whole_object: str
     chunk_object: str
 
-    def __init__(self, request_id: str, model: str, logprobs: TokenBytes | None) -> None:
+    def __init__(
+        self, request_id: str, model: str, logprobs: TokenBytes | None, choice_count: int
+    ) -> None:
+        self._choice_count = choice_count
         self._answer_id = f"{self.id_prefix}-{request_id}"
         self._model = model
         self._created_s = int(time.time())
         self._logprobs = logprobs
 
-    def whole(self, choices: Iterable[Collected], usage: Usage) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Collected]) -> dict[str, Any]:
         """The answer in one piece."""
+        usage = self._total_usage([choice.completion for choice in choices])
         return {
             **self._head(self.whole_object),
             "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
             "usage": usage_shape(usage),
         }
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+    def usage_chunk(self, completions: Sequence[Completion]) -> dict[str, Any]:
         """The last chunk of a stream that shall tell token counts."""
+        usage = self._total_usage(completions)
         return {**self._head(self.chunk_object), "choices": [], "usage": usage_shape(usage)}
 
     @abc.abstractmethod
@@ -67,6 +73,17 @@ class AnswerFormat(abc.ABC):
     @abc.abstractmethod
     def _choice(self, index: int, collected: Collected) -> dict[str, Any]:
         """A whole choice."""
+
+    def _total_usage(self, completions: Sequence[Completion]) -> Usage:
+        """Each prompt once, all tokens of all choices."""
+        usages = [completion.usage for completion in completions]
+        prompts = usages[:: self._choice_count]
+        return Usage(
+            prompt_tokens=sum(usage.prompt_tokens for usage in prompts),
+            completion_tokens=sum(usage.completion_tokens for usage in usages),
+            cached_tokens=sum(usage.cached_tokens for usage in prompts),
+            image_tokens=sum(usage.image_tokens for usage in prompts),
+        )
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         return {**self._head(self.chunk_object), "choices": [choice]}
@@ -96,9 +113,10 @@ class ChatFormat(AnswerFormat):
         request_id: str,
         model: str,
         logprobs: TokenBytes | None,
+        choice_count: int,
         new_output: Callable[[], ToolOutput | None],
     ) -> None:
-        super().__init__(request_id, model, logprobs)
+        super().__init__(request_id, model, logprobs, choice_count)
         self._new_output = new_output
         self._writers: dict[int, MessageWriter] = {}
 
@@ -147,18 +165,34 @@ class ChatFormat(AnswerFormat):
 
 
 class CompletionFormat(AnswerFormat):
-    """Completions: text without roles."""
+    """Completions: text without roles.
+
+    Args:
+        echoes: Texts of the prompts where answers shall begin with them, else empty.
+    """
 
     id_prefix = "cmpl"
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, answer_id: str, model: str, logprobs: TokenBytes | None) -> None:
-        super().__init__(answer_id, model, logprobs)
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        logprobs: TokenBytes | None,
+        choice_count: int,
+        echoes: Sequence[str],
+    ) -> None:
+        super().__init__(request_id, model, logprobs, choice_count)
+        self._echoes = echoes
         self._writers: dict[int, CompletionLogprobs] = {}
 
-    def begin(self, index: int) -> None:
+    def begin(self, index: int) -> dict[str, Any] | None:
         """See the base."""
+        if not self._echoes:
+            return None
+        echo = {"index": index, "text": self._echo(index), "logprobs": None}
+        return self._chunk({**echo, "finish_reason": None})
 
     def delta(self, index: int, delta: Delta) -> dict[str, Any]:
         """See the base."""
@@ -170,7 +204,12 @@ class CompletionFormat(AnswerFormat):
         return self._chunk({**nothing, "finish_reason": completion.finish_reason.value})
 
     def _choice(self, index: int, collected: Collected) -> dict[str, Any]:
-        return self._text(index, collected.delta, collected.completion.finish_reason.value)
+        reason = collected.completion.finish_reason.value
+        choice = self._text(index, collected.delta, reason)
+        return {**choice, "text": self._echo(index) + choice["text"]}
+
+    def _echo(self, index: int) -> str:
+        return self._echoes[index // self._choice_count] if self._echoes else ""
 
     def _text(self, index: int, delta: Delta, finish_reason: str | None) -> dict[str, Any]:
         logprobs = None
@@ -193,14 +232,3 @@ def usage_shape(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
-
-
-def total_usage(completions: Iterable[Completion]) -> Usage:
-    """Of a request with several choices: their prompt once, all their tokens."""
-    usages = [completion.usage for completion in completions]
-    return Usage(
-        prompt_tokens=usages[0].prompt_tokens,
-        completion_tokens=sum(usage.completion_tokens for usage in usages),
-        cached_tokens=usages[0].cached_tokens,
-        image_tokens=usages[0].image_tokens,
-    )

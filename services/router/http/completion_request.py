@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from epd.errors import InvalidRequestError
+from epd.errors import InvalidRequestError, UnsupportedFeatureError
 from epd.sampling import SamplingParams
 from services.router.calls import TextPrompt, TokenPrompt
 from services.router.http.fields import Fields
@@ -19,20 +19,22 @@ class CompletionRequest:
     """What a client asks for; ``stream`` is None for one answer in one piece."""
 
     model: str
-    prompt: TextPrompt | TokenPrompt
+    prompts: tuple[TextPrompt | TokenPrompt, ...]
     sampling: SamplingParams
     stop: tuple[str, ...]
     logprobs: bool
     choice_count: int
+    echo: bool
     stream: StreamOptions | None
 
 
-def read_completion_request(body: Any, max_choices: int) -> CompletionRequest:
+def read_completion_request(body: Any, max_prompts: int, max_choices: int) -> CompletionRequest:
     """The checked request.
 
     Args:
         body: Decoded JSON.
-        max_choices: Most answers to one request.
+        max_prompts: Most prompts of one request.
+        max_choices: Most answers to one prompt.
 
     Raises:
         InvalidRequestError: a field has no valid value.
@@ -43,7 +45,7 @@ def read_completion_request(body: Any, max_choices: int) -> CompletionRequest:
     logprobs = fields.integer("logprobs")
     request = CompletionRequest(
         model=fields.required_text("model"),
-        prompt=_prompt(fields.take("prompt")),
+        prompts=_prompts(fields.take("prompt"), max_prompts),
         sampling=read_sampling(
             fields,
             max_tokens=DEFAULT_MAX_TOKENS if limit is None else limit,
@@ -52,25 +54,39 @@ def read_completion_request(body: Any, max_choices: int) -> CompletionRequest:
         stop=read_stop(fields),
         logprobs=logprobs is not None,
         choice_count=read_choice_count(fields, max_choices),
+        echo=fields.flag("echo"),
         stream=read_stream_options(fields),
     )
     fields.only("best_of", request.choice_count)
-    fields.only("echo", False)
     fields.finish()
+    if request.echo and request.logprobs:
+        # Prefill computes no probabilities of the prompt's own tokens.
+        raise UnsupportedFeatureError(
+            "echo is not supported together with logprobs",
+            reason="UNSUPPORTED_VALUE",
+            metadata={"field": "echo"},
+        )
     return request
 
 
+def _prompts(value: Any, most: int) -> tuple[TextPrompt | TokenPrompt, ...]:
+    """A text or a list of tokens, or a list of such."""
+    several = isinstance(value, list) and bool(value) and isinstance(value[0], str | list)
+    prompts = value if several else [value]
+    if len(prompts) > most:
+        raise InvalidRequestError(
+            f"{len(prompts)} prompts, at most {most} are allowed", field="prompt"
+        )
+    return tuple(map(_prompt, prompts))
+
+
 def _prompt(value: Any) -> TextPrompt | TokenPrompt:
-    """One text or one list of tokens, alone or as the only item of a list."""
-    if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], int):
-        value = value[0]
     if isinstance(value, str):
         return TextPrompt(value)
     if isinstance(value, list) and all(_is_token(token) for token in value):
         return TokenPrompt(tuple(value))
     raise InvalidRequestError(
-        "expected one text or one array of token ids; send several prompts as several requests",
-        field="prompt",
+        "expected a text or an array of token ids, or an array of such", field="prompt"
     )
 
 

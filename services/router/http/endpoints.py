@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -22,7 +22,7 @@ from epd.rpc.status import root_error
 from epd.telemetry.setup import Telemetry
 from epd.text.token_bytes import TokenBytes
 from services.router.api_keys import ApiKeys
-from services.router.calls import Conversation, GenerateCall, TextPrompt, TokenPrompt
+from services.router.calls import GenerateCall, PromptInput, TextPrompt, TokenPrompt
 from services.router.choices import choices_of, generate_choices
 from services.router.deadline import Deadline
 from services.router.http.answers import AnswerFormat, ChatFormat, CompletionFormat
@@ -55,7 +55,8 @@ class HttpParts:
         token_bytes: Spells tokens for log probabilities.
         bodies: Reads requests.
         keys: Which callers are served.
-        max_choices: Most answers to one request.
+        max_prompts: Most prompts of one completion request.
+        max_choices: Most answers to one prompt.
         tool_parser: What reads answers with tool calls.
         request_timeout_s: Deadline of every request.
         send_timeout_s: Longest wait for a client that reads nothing.
@@ -69,6 +70,7 @@ class HttpParts:
     token_bytes: TokenBytes
     bodies: BodyReader
     keys: ApiKeys
+    max_prompts: int
     max_choices: int
     tool_parser: str
     request_timeout_s: float
@@ -111,7 +113,9 @@ class _Endpoints:
         asked = await self._parts.bodies.read(request, read)
         answer_format = functools.partial(ChatFormat, new_output=asked.tool_use.output)
         try:
-            return await self._answer(request, asked, asked.conversation, answer_format, model.name)
+            return await self._answer(
+                request, asked, [asked.conversation], answer_format, model.name
+            )
         except InvalidRequestError as error:
             if asked.tool_use.is_forced and error.field == "sampling.constraint":
                 raise InvalidRequestError(
@@ -122,9 +126,15 @@ class _Endpoints:
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         model = self._parts.registry.model()
-        read = functools.partial(read_completion_request, max_choices=self._parts.max_choices)
+        read = functools.partial(
+            read_completion_request,
+            max_prompts=self._parts.max_prompts,
+            max_choices=self._parts.max_choices,
+        )
         asked = await self._parts.bodies.read(request, read)
-        return await self._answer(request, asked, asked.prompt, CompletionFormat, model.name)
+        echoes = [self._spelled(prompt) for prompt in asked.prompts] if asked.echo else []
+        answer_format = functools.partial(CompletionFormat, echoes=echoes)
+        return await self._answer(request, asked, asked.prompts, answer_format, model.name)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -161,21 +171,21 @@ class _Endpoints:
         self,
         request: Request,
         asked: ChatRequest | CompletionRequest,
-        prompt: Conversation | TextPrompt | TokenPrompt,
-        answer_format: Callable[[str, str, TokenBytes | None], AnswerFormat],
+        prompts: Sequence[PromptInput],
+        answer_format: Callable[[str, str, TokenBytes | None, int], AnswerFormat],
         model: str,
     ) -> Response:
         call = GenerateCall(
             request_id(),
             asked.model,
-            prompt,
+            prompts[0],
             asked.sampling,
             asked.stop,
             client=request.state.client,
         )
         spelling = self._parts.token_bytes if asked.logprobs else None
-        answer = answer_format(call.request_id, model, spelling)
-        calls = choices_of(call, asked.choice_count)
+        answer = answer_format(call.request_id, model, spelling, asked.choice_count)
+        calls = choices_of(call, prompts, asked.choice_count)
         deadline = Deadline(self._parts.request_timeout_s)
         events = generate_choices(self._parts.router, calls, deadline)
         if asked.stream is None:
@@ -186,6 +196,12 @@ class _Endpoints:
             await events.aclose()
             raise
         return EventStream(events, first, answer, asked.stream, self._parts.send_timeout_s)
+
+    def _spelled(self, prompt: TextPrompt | TokenPrompt) -> str:
+        if isinstance(prompt, TextPrompt):
+            return prompt.text
+        data = b"".join(map(self._parts.token_bytes.of, prompt.token_ids))
+        return data.decode("utf-8", errors="replace")
 
     def _model(self) -> dict[str, object]:
         model = self._parts.registry.model()

@@ -15,7 +15,7 @@ from epd.errors import RequestCancelledError
 from epd.rpc.server_interceptors import typed_error
 from epd.rpc.status import root_error
 from services.router.calls import Completion, Delta
-from services.router.http.answers import AnswerFormat, Collected, total_usage
+from services.router.http.answers import AnswerFormat, Collected
 from services.router.http.errors import error_body
 from services.router.http.stream_options import StreamOptions
 
@@ -57,12 +57,11 @@ async def whole_answer(events: ChoiceEvents, answer: AnswerFormat) -> JSONRespon
                 completions[index] = event
             else:
                 deltas.setdefault(index, []).append(event)
-    ordered = [completions[index] for index in sorted(completions)]
     choices = [
         Collected(_joined(deltas.get(index, [])), completions[index])
         for index in sorted(completions)
     ]
-    return JSONResponse(answer.whole(choices, total_usage(ordered)))
+    return JSONResponse(answer.whole(choices))
 
 
 class EventStream(Response):
@@ -140,7 +139,7 @@ class EventStream(Response):
             return
         if self._options.include_usage:
             ordered = [completions[index] for index in sorted(completions)]
-            yield _event(self._answer.usage_chunk(total_usage(ordered)))
+            yield _event(self._answer.usage_chunk(ordered))
         yield _DONE
 
     async def _all_events(self) -> AsyncIterator[tuple[int, Delta | Completion]]:
