@@ -8,7 +8,7 @@ import pytest
 from epd.errors import InvalidRequestError, ResourceExhaustedError
 from epd.rpc.status import error_from_rpc
 from epd.v1 import common_pb2
-from tests.support.ask import ask, generate_request, greedy
+from tests.support.ask import ask, generate_request, greedy, seeded
 from tests.support.questions import make_questions
 from tests.support.reference import Question
 
@@ -108,6 +108,34 @@ async def test_requests_that_outgrow_decode_are_preempted_replayed_and_answered_
     for question, answer in zip(questions, answers, strict=True):
         assert answer.token_ids == reference.greedy(question, 350)
     assert fleet.scrape("decode-0").total("epd_request_preemption_total") > before
+    fleet.assert_back_to_idle(idle, settled_within_s=20)
+
+
+async def test_preempted_answers_with_seeded_draws_are_those_of_an_undisturbed_run(
+    model, shared_fleets, open_channel
+):
+    """The draws of a replay go on where the preempted ones ended: exactly the same in float32."""
+    fleet = shared_fleets.get(model, flags=TIGHT)
+    channel = open_channel(fleet.router_address)
+    idle = fleet.idle_level()
+    requests = [
+        generate_request(Question((), f"{index} {PLAIN}"), seeded(350, seed=900 + index))
+        for index in range(6)
+    ]
+
+    def preempted():
+        return fleet.scrape("decode-0").total("epd_request_preemption_total")
+
+    before = preempted()
+    alone = [await ask(channel, request, timeout_s=200) for request in requests]
+    assert preempted() == before
+    together = await asyncio.gather(*(ask(channel, one, timeout_s=200) for one in requests))
+    assert preempted() > before
+    for undisturbed, answer in zip(alone, together, strict=True):
+        assert len(answer.token_ids) == 350
+        assert answer.token_ids == undisturbed.token_ids
+        assert answer.text == undisturbed.text
+    assert len({tuple(answer.token_ids) for answer in alone}) == len(requests)
     fleet.assert_back_to_idle(idle, settled_within_s=20)
 
 
