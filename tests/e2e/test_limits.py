@@ -24,6 +24,13 @@ TIGHT = {
     "prefill": ("--kv-blocks=60", "--max-running=8", "--token-budget=64"),
     "decode": SMALL["decode"],
 }
+#: What a lost hand-over would leave behind.
+LOST = (
+    "epd_kv_transfer_failed_total",
+    "epd_embedding_transfer_failed_total",
+    "epd_lease_expired_total",
+    "epd_lease_unknown_renewal_total",
+)
 PLAIN = "tell me about the blue square please"
 
 
@@ -86,6 +93,45 @@ async def test_a_burst_is_served_or_refused_with_a_retry_hint_and_nothing_stays(
     assert all(error.retry_after_s > 0 for error in errors)
     for question, tokens in answered:
         assert tokens == reference.greedy(question, 16)
+    fleet.assert_back_to_idle(idle, settled_within_s=20)
+
+
+async def test_a_burst_on_a_loaded_decode_worker_loses_nothing(fleet, channel, reference):
+    """64 at once while long answers run: each is answered, at once or when it asks again."""
+    idle = fleet.idle_level()
+    before = {name: [fleet.scrape(name).total(one) for one in LOST] for name in fleet.processes}
+    questions = make_questions(32, seed=73, long_every=1)  # none as long as half the memory
+    deadline = asyncio.get_running_loop().time() + 200
+    refusals = 0
+
+    async def persistent(question):
+        nonlocal refusals
+        while True:
+            try:
+                return await ask(channel, generate_request(question, greedy(8)), timeout_s=200)
+            except grpc.aio.AioRpcError as refusal:
+                error = error_from_rpc(refusal)
+                assert isinstance(error, ResourceExhaustedError), error
+                assert asyncio.get_running_loop().time() < deadline, "refused for ever"
+                refusals += 1
+            await asyncio.sleep(error.retry_after_s)
+
+    long_ones = [Question((), f"{index} {PLAIN}") for index in range(2)]
+    running = [
+        asyncio.create_task(ask(channel, generate_request(one, greedy(300)), timeout_s=200))
+        for one in long_ones
+    ]
+    async with asyncio.timeout(60):
+        while fleet.scrape("decode-0").total("epd_request_running") < len(running):
+            await asyncio.sleep(0.02)
+    answers = await asyncio.gather(*map(persistent, 2 * questions))
+    assert refusals, "the burst was no more than the fleet takes"
+    expected = [reference.greedy(question, 8) for question in questions]
+    assert [answer.token_ids for answer in answers] == 2 * expected
+    for question, answer in zip(long_ones, await asyncio.gather(*running), strict=True):
+        assert answer.token_ids == reference.greedy(question, 300)
+    after = {name: [fleet.scrape(name).total(one) for one in LOST] for name in fleet.processes}
+    assert after == before
     fleet.assert_back_to_idle(idle, settled_within_s=20)
 
 
