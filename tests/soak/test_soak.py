@@ -28,8 +28,8 @@ FAULTS = (
 KINDS = {"fail_post", "fail_running", "drop_notice", "corrupt", "late", "fail_read"}
 #: Descriptors and tasks that come and go with connections that are being made anew.
 SLACK = 8
-#: After a failed transfer the connection is made anew, and UCX keeps sockets of the old one until
-#: the process ends; measured: one to three at either end.
+#: After a WRITE that failed on its way the connection is made anew, and UCX keeps sockets of the
+#: old one until the process ends; measured: one to three at either end.
 SOCKETS_PER_FAILURE = 4
 
 
@@ -121,9 +121,9 @@ async def test_every_answer_under_random_faults_is_right_or_a_typed_error_and_no
         await phase(40 * minutes, processes_too=True)
         # A process that was started again just now has not met all its peers yet.
         before = await phase(10 * minutes, processes_too=False)
-        failed = forced(fleet).total()
+        failed = forced(fleet)["fail_running"]
         after = await phase(10 * minutes, processes_too=False)
-        failed = forced(fleet).total() - failed
+        failed = forced(fleet)["fail_running"] - failed
 
         outcomes, faults = load.outcomes, forced(fleet) + chaos.done
         retried = fleet.scrape("router").total("epd_request_retry_total")
