@@ -16,6 +16,7 @@ from epd.handover.lease_config import LeaseConfig
 from epd.handover.receiver import KvReceiver
 from epd.handover.receiver_config import ReceiverConfig
 from epd.handover.seal import SealSlots
+from epd.thread_slices import serve_promptly
 from epd.v1 import common_pb2, decode_pb2_grpc
 from epd.wire.kv_layout import layout_to_proto
 from epd.wire.transfer import agent_from_proto, agent_to_proto
@@ -98,6 +99,7 @@ class DecodeProcess:
 
 async def main(num_blocks: int) -> None:
     """Makes the pool and serves."""
+    serve_promptly()  # as services do
     await DecodeProcess(num_blocks).serve()
 
 

@@ -17,6 +17,7 @@ from epd.handover.control import PushTarget
 from epd.handover.push import KvPush
 from epd.handover.seal import SealSlots
 from epd.handover.sender import KvSender
+from epd.thread_slices import serve_promptly
 from epd.v1 import common_pb2, decode_pb2_grpc
 from epd.wire.kv_layout import layout_from_proto
 from epd.wire.transfer import agent_from_proto, agent_to_proto
@@ -101,6 +102,7 @@ class PrefillProcess:
 
 async def main(num_blocks: int) -> None:
     """Makes the pool and serves."""
+    serve_promptly()  # as services do
     await PrefillProcess(num_blocks).serve()
 
 

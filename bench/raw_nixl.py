@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from epd.engine.kv_layout import KvLayout, KvRegion
+from epd.thread_slices import sleep_exactly
 from epd.transfer.base import Segment
 from epd.transfer.poll_wait import PollWait
 
@@ -53,6 +54,7 @@ class RawNixl:
 
         Returns when it began, before descriptors were made, on the machine's monotonic clock.
         """
+        sleep_exactly()  # as our agent's thread does
         started_ns = time.monotonic_ns()
         here, there = (
             self._agent.get_xfer_descs(_rows(layout.regions[0], ids), "DRAM")
@@ -71,6 +73,7 @@ class RawNixl:
 
     def wait_notice(self, notice: bytes) -> int:
         """Waits for a notice; returns when it was seen."""
+        sleep_exactly()
         give_up = time.monotonic() + TIMEOUT_S
         wait = PollWait()
         while time.monotonic() < give_up:

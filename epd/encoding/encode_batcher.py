@@ -15,6 +15,7 @@ from epd.encoding.embedding import EmbeddingSpec
 from epd.encoding.work_queue import WorkQueue
 from epd.engine.families.base import PixelInput
 from epd.errors import EpdError, InternalError, RequestCancelledError, UnavailableError
+from epd.thread_slices import compute_patiently
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +140,7 @@ class EncodeBatcher:
             self._wake.notify()
 
     def _main(self) -> None:
+        compute_patiently()
         try:
             torch.set_num_threads(self._config.threads)
             while self._next_batch():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from epd.encoding.image_limits import ImageLimits
 from epd.errors import InvalidRequestError
 from epd.media import Media, Video
+from epd.thread_slices import compute_patiently
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -102,6 +103,7 @@ def initialize(model_folder: Path, limits: ImageLimits, memory_bytes: int) -> No
     ``memory_bytes`` bounds the address space, so a decoder tricked into a huge allocation gets
     MemoryError instead of taking the machine down; 0 sets no bound.
     """
+    compute_patiently()
     for name in _SINGLE_THREAD:
         os.environ[name] = "1"
     # The PIL processors need numpy only. Without torch a worker takes 70 MB instead of 340 and

@@ -18,6 +18,7 @@ from epd.engine.requests import EngineRequest, EngineStats
 from epd.engine.sequence import Sequence
 from epd.engine.submission import check_submission
 from epd.errors import EpdError, InternalError, UnavailableError
+from epd.thread_slices import compute_patiently
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +130,7 @@ class Engine:
         self._fatal_callbacks.append(callback)
 
     def _main(self) -> None:
+        compute_patiently()
         try:
             if self._threads is not None:
                 torch.set_num_threads(self._threads)

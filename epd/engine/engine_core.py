@@ -28,6 +28,7 @@ from epd.engine.sampler import Draw, DrawnToken, sample
 from epd.engine.scheduler import ScheduledRun, Scheduler
 from epd.engine.sequence import Sequence, SequenceState
 from epd.errors import EpdError, InternalError, InvalidRequestError, RequestCancelledError
+from epd.thread_slices import yield_core
 
 logger = logging.getLogger(__name__)
 
@@ -194,6 +195,7 @@ class EngineCore:
         events, self._events = self._events, []
         if events:
             self._deliver(events)
+            yield_core()
 
     def fail_all(self, error: EpdError) -> None:
         """Ends every live request with ``error``; the last thing that is called."""

@@ -68,9 +68,10 @@ class Arrivals:
                 self._apply(lease, notice)
 
     def _apply(self, lease: Lease, notice: Notice) -> None:
-        if notice.kind is NoticeKind.KV:
+        complete = False
+        if notice.kind is not NoticeKind.SEAL:
             complete = self._leases.arrive(lease, notice.layer, notice.ordinal, notice.layer_count)
-        else:
+        if notice.kind is not NoticeKind.KV:
             try:
                 record = SealRecord.decode(
                     self._slots.read(lease.seal_slot), lease.transfer_id, lease.generation

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,14 +10,8 @@ from epd.engine.head_ranges import written_heads
 from epd.engine.kv_layout import DTYPE_BYTES, KvLayout
 from epd.transfer.segments import Column, SegmentArray
 
-
-class BlockRun(NamedTuple):
-    """``length`` neighbouring blocks here that are neighbours there too."""
-
-    local: int
-    remote: int
-    length: int
-
+#: int64 [runs, (first block here, first block there, blocks)]: neighbours here that are there too.
+Runs = npt.NDArray[np.int64]
 
 _NO_OFFSET: Column = np.zeros(1, dtype=np.int64)
 
@@ -32,19 +25,15 @@ class BlockSlice:
     length: int
 
 
-def block_runs(local: Sequence[int], remote: Sequence[int]) -> list[BlockRun]:
+def block_runs(local: Sequence[int], remote: Sequence[int]) -> Runs:
     """Pairs block ids position by position and joins neighbours."""
     assert len(local) == len(remote)
-    runs: list[BlockRun] = []
-    first = 0
-    for index in range(1, len(local) + 1):
-        if index < len(local):
-            step = index - first
-            if local[index] == local[first] + step and remote[index] == remote[first] + step:
-                continue
-        runs.append(BlockRun(local[first], remote[first], index - first))
-        first = index
-    return runs
+    pairs = np.array((local, remote), dtype=np.int64).T
+    begins = np.ones(len(pairs), dtype=bool)
+    begins[1:] = (np.diff(pairs, axis=0) != 1).any(axis=1)
+    firsts = np.flatnonzero(begins)
+    lengths = np.diff(firsts, append=len(pairs))
+    return np.column_stack((pairs[firsts], lengths))
 
 
 def block_slices(local: KvLayout, remote: KvLayout) -> tuple[BlockSlice, ...]:
@@ -73,33 +62,49 @@ def block_slices(local: KvLayout, remote: KvLayout) -> tuple[BlockSlice, ...]:
     )
 
 
-def run_segments(
-    runs: Sequence[BlockRun], layers: Sequence[int], local: KvLayout, remote: KvLayout
-) -> tuple[SegmentArray, SegmentArray]:
-    """Segment pairs of some layers: one pair per layer and run where whole blocks lie densely on
-    both sides, else one per layer, block and slice.
+class KvRoute:
+    """From the blocks of one layout to those of another. Made once for a pair of workers: what is
+    the same for every WRITE is worked out here.
     """
-    slices = block_slices(local, remote)
-    here, there = _Places.of(local, layers), _Places.of(remote, layers)
-    sources, targets, counts = np.array(runs, dtype=np.int64).reshape(-1, 3).T
-    if slices == (BlockSlice(0, 0, local.block_bytes),) and here.dense and there.dense:
-        lengths = (counts * local.block_bytes)[:, None]
-        return here.segments(sources, _NO_OFFSET, lengths), there.segments(
-            targets, _NO_OFFSET, lengths
+
+    def __init__(self, local: KvLayout, remote: KvLayout) -> None:
+        self._slices = block_slices(local, remote)
+        layers = range(local.layer_count)
+        self._here, self._there = _Places.of(local, layers), _Places.of(remote, layers)
+        whole = self._slices == (BlockSlice(0, 0, local.block_bytes),)
+        #: Neighbouring blocks are one segment.
+        self._joins = whole and self._here.dense and self._there.dense
+        self._slice_bytes = sum(one.length for one in self._slices)
+        parts = [(one.local_offset, one.remote_offset, one.length) for one in self._slices]
+        self._parts = np.array(parts, dtype=np.int64).reshape(-1, 3).T
+
+    def layer_bytes(self, runs: Runs) -> int:
+        """Bytes of one layer of some blocks."""
+        return int(runs[:, 2].sum()) * self._slice_bytes
+
+    def segments(self, runs: Runs, layers: range) -> tuple[SegmentArray, SegmentArray]:
+        """Segment pairs of some layers: one pair per layer and run where whole blocks lie densely
+        on both sides, else one per layer, block and slice.
+        """
+        sources, targets, counts = runs.T
+        if self._joins:
+            lengths = (counts * self._slice_bytes)[:, None]
+            return (
+                self._here.segments(layers, sources, _NO_OFFSET, lengths),
+                self._there.segments(layers, targets, _NO_OFFSET, lengths),
+            )
+        steps = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        sources, targets = (np.repeat(first, counts) + steps for first in (sources, targets))
+        source_offsets, target_offsets, lengths = self._parts
+        return (
+            self._here.segments(layers, sources, source_offsets, lengths),
+            self._there.segments(layers, targets, target_offsets, lengths),
         )
-    steps = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    sources, targets = (np.repeat(first, counts) + steps for first in (sources, targets))
-    parts = [(one.local_offset, one.remote_offset, one.length) for one in slices]
-    source_offsets, target_offsets, lengths = np.array(parts, dtype=np.int64).reshape(-1, 3).T
-    return (
-        here.segments(sources, source_offsets, lengths),
-        there.segments(targets, target_offsets, lengths),
-    )
 
 
 @dataclass(frozen=True)
 class _Places:
-    """Where some layers lie on one side: int64 [layers, (address of block 0, stride, device)]."""
+    """Where the layers lie on one side: int64 [layers, (address of block 0, stride, device)]."""
 
     rows: npt.NDArray[np.int64]
     #: Neighbouring blocks touch each other.
@@ -116,12 +121,14 @@ class _Places:
         dense = all(one.block_stride == block_bytes for one in regions)
         return cls(np.array(rows, dtype=np.int64).reshape(-1, 3), dense)
 
-    def segments(self, blocks: Column, offsets: Column, lengths: Column) -> SegmentArray:
+    def segments(
+        self, layers: range, blocks: Column, offsets: Column, lengths: Column
+    ) -> SegmentArray:
         """One segment per layer, block and offset inside it. ``lengths`` has one for each offset,
         or [blocks, 1].
         """
-        bases = self.rows[:, :, None, None]
-        rows = np.empty((len(self.rows), len(blocks), len(offsets), 3), dtype=np.int64)
+        bases = self.rows[layers.start : layers.stop, :, None, None]
+        rows = np.empty((len(bases), len(blocks), len(offsets), 3), dtype=np.int64)
         rows[..., 0] = bases[:, 0] + bases[:, 1] * blocks[:, None] + offsets
         rows[..., 1] = lengths
         rows[..., 2] = bases[:, 2]

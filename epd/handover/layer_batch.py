@@ -1,9 +1,9 @@
 """Layers of a push that leave as one WRITE."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from epd.handover.block_runs import BlockRun
+from epd.handover.block_runs import Runs
+from epd.transfer.base import Segment
 
 
 @dataclass
@@ -12,18 +12,26 @@ class LayerBatch:
 
     It takes further layers until the agent asks what to WRITE. So a layer leaves alone, and at
     once, while the agent has nothing else to do, and the layers that come while it is busy share
-    one WRITE and one notice: under load their cost does not grow with the number of layers.
+    one WRITE and one notice: under load their cost does not grow with the number of layers. The
+    seal joins the last ones likewise.
     """
 
-    runs: Sequence[BlockRun]
+    runs: Runs
     layers: range
     layer_bytes: int
     #: Among the transfer's KV WRITEs.
     ordinal: int
+    #: The seal record here, when it leaves with these layers.
+    seal: Segment | None = None
 
-    def takes(self, layer: int, runs: Sequence[BlockRun], most_bytes: int) -> bool:
-        """Whether a layer may join: the next one of the same step, and not too much in all."""
+    def takes(self, layer: int, runs: Runs, most_bytes: int) -> bool:
+        """Whether a layer may join: the next one of the same step, and not too much in all.
+
+        A step's first WRITE takes half as much, so that there is a second one to prepare for and
+        the seal finds layers that have not left.
+        """
         grown = self.layer_bytes * (len(self.layers) + 1)
+        most_bytes = most_bytes if self.layers.start else most_bytes // 2
         return layer == self.layers.stop and runs is self.runs and grown <= most_bytes
 
     def add_next(self) -> None:

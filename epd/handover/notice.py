@@ -15,6 +15,8 @@ class NoticeKind(enum.Enum):
 
     KV = 1
     SEAL = 2
+    #: The last layers and the seal.
+    SEALED_KV = 3
 
 
 @dataclass(frozen=True)

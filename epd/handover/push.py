@@ -3,14 +3,14 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
 from epd.engine.kv_layout import KvLayout
 from epd.engine.requests import LayerProgress
 from epd.errors import EpdError, InternalError, NotPostedError, TransferFailedError
-from epd.handover.block_runs import BlockRun, block_runs, run_segments
+from epd.handover.block_runs import KvRoute, Runs, block_runs
 from epd.handover.control import PushTarget, Reservation
 from epd.handover.layer_batch import LayerBatch
 from epd.handover.layer_digests import BlockReader, LayerDigests
@@ -21,7 +21,6 @@ from epd.handover.write_ledger import SEAL, WriteLedger
 from epd.transfer.base import TransferResult
 from epd.transfer.job import UnreleasedTransferError
 from epd.transfer.order import TransferContent
-from epd.transfer.segments import SegmentArray
 
 
 class Writer(Protocol):
@@ -46,6 +45,7 @@ class KvPush:
         target: PushTarget,
         reservation: Reservation,
         layout: KvLayout,
+        route: KvRoute,
         writer: Writer,
         slots: SealSlots,
         slot: int,
@@ -53,10 +53,12 @@ class KvPush:
         on_failure: Callable[["KvPush"], None],
         read_block: BlockReader | None,
         config: SenderConfig,
+        seal_joins: bool,
     ) -> None:
         """Takes over the seal slot ``slot``. ``asked_ns``: monotonic time before Reserve, when the
         lease began at the earliest. ``on_failure``: called on the loop once a WRITE has failed.
-        ``read_block`` is used when decode has asked for checksums.
+        ``read_block`` is used when decode has asked for checksums. ``seal_joins``: the seal can be
+        part of a WRITE of KV.
         """
         self.request_id = request_id
         self.target = target
@@ -71,6 +73,7 @@ class KvPush:
         #: Decode needs no Fail: it has been told, has given up itself, or is gone.
         self.told = False
         self._layout = layout
+        self._route = route
         self._writer = writer
         self._slots = slots
         self._slot = slot
@@ -79,6 +82,7 @@ class KvPush:
         self._renewed_ns = asked_ns
         self._merge_bytes = config.merge_bytes
         self._push_time = config.push_time
+        self._seal_joins = seal_joins and config.merge_bytes > 0
         # Between closing and counting a new WRITE as open, and around the batch.
         self._lock = threading.Lock()
         #: KV that the agent has not asked for yet.
@@ -86,7 +90,7 @@ class KvPush:
         # Engine thread only.
         self._pushed_until = [reservation.cached_block_count] * layout.layer_count
         self._chunk = (0, 0)
-        self._chunk_runs: list[BlockRun] = []
+        self._chunk_runs: Runs = block_runs((), ())
         self._chunk_layer_bytes = 0
         self._held_back: LayerProgress | None = None
         self._digests: LayerDigests | None = None
@@ -129,14 +133,17 @@ class KvPush:
             self._chunk_runs = block_runs(
                 progress.block_ids[begin:end], self.reservation.block_ids[begin:end]
             )
-            self._chunk_layer_bytes = self._segments(self._chunk_runs, (layer,))[0].byte_count
+            self._chunk_layer_bytes = self._route.layer_bytes(self._chunk_runs)
         self._pushed_until[layer] = end
         if self._digests is not None:
             self._digests.update(layer, progress.block_ids[begin:end])
         self._write_kv(layer)
 
     def write_seal(self, first_token: int, logprob: float) -> None:
-        """Posts the seal. Loop, after the engine has called for every layer of the last step."""
+        """Posts the seal. Loop, after the engine has called for every layer of the last step.
+
+        It leaves with the last layers when those still wait for the agent.
+        """
         blocks = len(self.reservation.block_ids)
         behind = [layer for layer, until in enumerate(self._pushed_until) if until != blocks]
         if behind:
@@ -151,12 +158,15 @@ class KvPush:
             self._digests.digests() if self._digests else (),
         )
         source = self._slots.write(self._slot, record.encode())
-        notice = self._notice(NoticeKind.SEAL, record.write_count, SEAL)
-        content = TransferContent([source], [self.reservation.seal], notice)
         with self._lock:
             if self.error is not None:
                 return
+            if self._batch is not None and self._seal_joins:
+                self._batch.seal = source
+                return
             self.writes.opened(0)
+        notice = self._notice(NoticeKind.SEAL, record.write_count, SEAL)
+        content = TransferContent([source], [self.reservation.seal], notice)
         self._post(lambda: content, lambda: ("seal", SEAL))
 
     def give_back_slot(self) -> None:
@@ -194,14 +204,13 @@ class KvPush:
         with self._lock:
             if self._batch is batch:
                 self._batch = None
-        local, remote = self._segments(batch.runs, batch.layers)
-        notice = self._notice(NoticeKind.KV, batch.ordinal, batch.layers)
+        local, remote = self._route.segments(batch.runs, batch.layers)
+        if batch.seal is None:
+            notice = self._notice(NoticeKind.KV, batch.ordinal, batch.layers)
+            return TransferContent(local, remote, notice)
+        notice = self._notice(NoticeKind.SEALED_KV, batch.ordinal, batch.layers)
+        local, remote = local.with_last(batch.seal), remote.with_last(self.reservation.seal)
         return TransferContent(local, remote, notice)
-
-    def _segments(
-        self, runs: Sequence[BlockRun], layers: Sequence[int]
-    ) -> tuple[SegmentArray, SegmentArray]:
-        return run_segments(runs, layers, self._layout, self.target.layout)
 
     def _notice(self, kind: NoticeKind, ordinal: int, layers: range) -> bytes:
         generation = self.reservation.generation

@@ -19,6 +19,7 @@ from epd.errors import (
     UnavailableError,
     UnsupportedFeatureError,
 )
+from epd.handover.block_runs import KvRoute
 from epd.handover.control import PushTarget, Reservation
 from epd.handover.layer_digests import BlockReader
 from epd.handover.push import KvPush
@@ -45,6 +46,7 @@ class KvSender:
             digest per layer.
         config: Bounds.
         read_block: Reads this worker's KV, for decode workers that ask for checksums.
+        host_kv: The KV lies in host memory, as seals always do.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class KvSender:
         slots: SealSlots,
         config: SenderConfig | None = None,
         read_block: BlockReader | None = None,
+        host_kv: bool = True,
     ) -> None:
         self.config = config or SenderConfig()
         self.counters = SenderCounters()
@@ -61,6 +64,8 @@ class KvSender:
         self._layout = layout
         self._slots = slots
         self._read_block = read_block
+        self._host_kv = host_kv
+        self._routes: dict[str, KvRoute] = {}  # by instance id of the target
         self._pushes: dict[str, KvPush] = {}  # by request id; the engine thread looks up only
         self._control = PushControl(self.config.control_timeout_s, self.config.max_unsettled)
 
@@ -136,6 +141,7 @@ class KvSender:
             target,
             reservation,
             self._layout,
+            self._routes.get(target.instance_id) or KvRoute(self._layout, target.layout),
             self._agent,
             self._slots,
             slot,
@@ -143,6 +149,8 @@ class KvSender:
             self._on_failure,
             self._read_block,
             self.config,
+            # One WRITE has one kind of memory on either side.
+            seal_joins=self._host_kv and target.agent.memory_kind == "DRAM",
         )
         self._pushes[request_id] = push
         try:
@@ -195,10 +203,12 @@ class KvSender:
 
     def peer_arrived(self, target: PushTarget) -> None:
         """A decode process is paired (again)."""
+        self._routes[target.instance_id] = KvRoute(self._layout, target.layout)
         self._control.settlements.connected(target)
 
     def peer_gone(self, target: PushTarget) -> None:
         """A decode process is gone: its pushes fail at once and it is told nothing."""
+        self._routes.pop(target.instance_id, None)
         for push in self._pushes.values():
             if push.target.instance_id == target.instance_id:
                 push.told = True

@@ -27,6 +27,7 @@ from epd.rpc.tls_files import TlsFiles
 from epd.telemetry.metrics import observe
 from epd.telemetry.semconv import EVENT_LOOP_TASKS
 from epd.telemetry.setup import METRICS_OFF, Telemetry, start_telemetry
+from epd.thread_slices import serve_promptly
 
 _log = logging.getLogger(__name__)
 C = TypeVar("C", bound=ServerConfig)
@@ -104,6 +105,7 @@ class Service(Generic[C]):
         Start: bind, NOT_SERVING, load, SERVING, READY line. Stop: NOT_SERVING, drain, application,
         telemetry. A signal while loading ends it as soon as the load can be interrupted.
         """
+        serve_promptly()  # before any other thread starts
         stop = _StopSignal()
         if config.follow_stdin:
             await stop.follow(sys.stdin)

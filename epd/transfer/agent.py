@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from epd.errors import EpdError, InternalError, ResourceExhaustedError, UnavailableError
+from epd.thread_slices import copy_promptly, sleep_exactly
 from epd.transfer.base import (
     AgentDescriptor,
     Capabilities,
@@ -210,6 +211,8 @@ class TransferAgent:
         return call.future
 
     def _main(self) -> None:
+        copy_promptly()
+        sleep_exactly()
         try:
             backend = self._open_backend()
             self.counters.transport = backend.name

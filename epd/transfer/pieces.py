@@ -33,6 +33,9 @@ def check_pairs(local: Sequence[Segment], remote: Sequence[Segment]) -> None:
 def cut(local: Sequence[Segment], remote: Sequence[Segment], piece_bytes: int) -> Iterator[Piece]:
     """Yields runs of segment pairs of at most ``piece_bytes`` in all, cutting long segments."""
     here, there = SegmentArray.of(local), SegmentArray.of(remote)
+    if here.byte_count <= piece_bytes:
+        yield here, there
+        return
     if (here.rows[:, 1] > piece_bytes).any():
         here, there = _split(here, piece_bytes), _split(there, piece_bytes)
     ends = np.cumsum(here.rows[:, 1])

@@ -40,6 +40,11 @@ class SegmentArray(Sequence[Segment]):
         rows[:, 0], rows[:, 1], rows[:, 2] = addresses, lengths, device_ids
         return cls(rows)
 
+    def with_last(self, segment: Segment) -> "SegmentArray":
+        """One more."""
+        last = (segment.address, segment.length, segment.device_id)
+        return SegmentArray(np.vstack((self.rows, np.array(last, dtype=np.int64))))
+
     @property
     def byte_count(self) -> int:
         """Bytes of all segments."""

@@ -30,7 +30,7 @@ class AgentConfig:
     its nap.
     """
 
-    piece_bytes: int = 8 << 20
+    piece_bytes: int = 32 << 20
     poll_s: float = 0.0002
     idle_poll_s: float = 0.01
     max_in_flight: int = 64

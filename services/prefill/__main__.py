@@ -76,7 +76,14 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
         options,
     )
     descriptors = await asyncio.to_thread(agent.descriptors)
-    sender = KvSender(agent, layout, slots, _sender_config(config), loaded.kv_cache.read_block)
+    sender = KvSender(
+        agent,
+        layout,
+        slots,
+        _sender_config(config),
+        loaded.kv_cache.read_block,
+        host_kv=loaded.kv_cache.tensor.is_cpu,
+    )
     channels = ChannelPool(context.telemetry, tls=context.peer_tls(DECODE))
     # Encoders are met in requests only, so nobody says when one is gone for good.
     encoder_channels = ChannelPool(

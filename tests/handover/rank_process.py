@@ -6,7 +6,7 @@ import sys
 import numpy as np
 
 from bench.line_server import serve_lines
-from epd.handover.block_runs import block_runs, block_slices, run_segments
+from epd.handover.block_runs import KvRoute, block_runs, block_slices
 from epd.handover.layer_digests import LayerDigests, differing_layers, reader_of_slices
 from epd.transfer.base import AgentDescriptor
 from epd.transfer.buffer import HostBuffer
@@ -49,8 +49,9 @@ class Rank:
         shared = reader_of_slices(self.read_block, block_slices(self.layout, target), written=True)
         digests = LayerDigests(self.layout.layer_count, shared)
         moved = descriptors = 0
+        route, runs = KvRoute(self.layout, target), block_runs(local, remote)
         for layer in range(self.layout.layer_count):
-            mine, theirs = run_segments(block_runs(local, remote), [layer], self.layout, target)
+            mine, theirs = route.segments(runs, range(layer, layer + 1))
             if not len(mine):
                 continue
             done = await asyncio.wrap_future(

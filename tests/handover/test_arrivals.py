@@ -88,3 +88,24 @@ def test_seal_notice_without_a_seal_fails_the_transfer(leases, arrivals, complet
     arrivals.take_in([("agent-p", notice(lease, NoticeKind.SEAL))])
     assert complete == []
     assert leases.ended("t").code == "DATA_LOSS"
+
+
+def test_a_seal_that_came_with_the_last_layers_completes_the_transfer(
+    leases, slots, arrivals, complete
+):
+    lease = leases.grant("t", "p", 1)
+    slots.write(lease.seal_slot, SealRecord("t", lease.generation, 7, 0.0, 2, 64).encode())
+    last = {"layer": 2, "layer_count": 2, "ordinal": 1}
+    arrivals.take_in([("agent-p", notice(lease, NoticeKind.SEALED_KV, **last))])
+    assert complete == []
+    assert lease.layers == {2, 3}
+    arrivals.take_in([("agent-p", notice(lease, layer_count=2))])
+    assert complete == [lease]
+    assert lease.record.first_token == 7
+
+
+def test_a_damaged_seal_that_came_with_layers_fails_the_transfer(leases, arrivals, complete):
+    lease = leases.grant("t", "p", 1)
+    arrivals.take_in([("agent-p", notice(lease, NoticeKind.SEALED_KV))])
+    assert complete == []
+    assert leases.ended("t").code == "DATA_LOSS"

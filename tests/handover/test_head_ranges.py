@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from epd.engine.head_ranges import rank_heads, writers_of, written_heads
 from epd.engine.kv_layout import KvLayout, check_compatible
 from epd.errors import LayoutMismatchError
-from epd.handover.block_runs import BlockRun, block_slices, run_segments
+from epd.handover.block_runs import KvRoute, block_runs, block_slices
 from tests.handover.ranks import of_rank
 from tests.handover.test_block_runs import laid_out
 
@@ -79,7 +79,7 @@ def test_slices_of_all_writers_make_a_readers_block_complete(heads, writers, rea
 
 def test_a_head_slice_is_two_descriptors_per_block_never_one_per_slot():
     part = laid_out(of_rank(SHAPE, 2, 1))
-    sources, targets = run_segments([BlockRun(0, 2, 2)], [0], part, laid_out(SHAPE))
+    sources, targets = KvRoute(part, laid_out(SHAPE)).segments(block_runs([0, 1], [2, 3]), range(1))
     assert len(sources) == len(targets) == 4
 
 

@@ -60,7 +60,7 @@ async def test_neighbouring_blocks_travel_as_one_descriptor(make):
         await pair.idle()
 
 
-async def test_layers_that_wait_for_the_agent_leave_as_one_write_per_step(make):
+async def test_layers_that_wait_for_the_agent_leave_as_one_write_per_step_the_seal_with_them(make):
     async with make(prefill={"merge_bytes": 1 << 20}).running() as pair:
         prefill, layers = pair.prefill, pair.prefill.layout.layer_count
         mine = prefill.pool.allocate(7)
@@ -70,7 +70,8 @@ async def test_layers_that_wait_for_the_agent_leave_as_one_write_per_step(make):
         asyncio.get_running_loop().call_later(0.5, free.set)
         report = await prefill.run_request("t", pair.target, 100, chunk=64)
         assert free.is_set()
-        assert report.write_count == 2 + 1
+        assert report.write_count == 2
+        assert report.byte_count == 7 * layers * prefill.layout.block_bytes + SEAL_BYTES
         assert len(report.layer_ns) == layers
         assert all(report.layer_ns)
         sealed = await pair.decode.receiver.wait_sealed("t", 30)
@@ -89,6 +90,7 @@ async def test_no_write_takes_more_layers_than_fit(make):
         pair.prefill.agent._call(lambda backend: free.wait(20))
         asyncio.get_running_loop().call_later(0.5, free.set)
         report = await pair.prefill.run_request("t", pair.target, 64)
+        assert report.layer_ns[1] == report.layer_ns[2]  # the first one leaves half as much
         assert report.write_count == pair.prefill.layout.layer_count / 2 + 1
         pair.decode.pool.free((await receive(pair, "t"))[1])
         await pair.idle()
