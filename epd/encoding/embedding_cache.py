@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from epd.encoding.embedding import EmbeddingSpec
 from epd.encoding.eviction_policy import EvictionPolicy
-from epd.errors import ResourceExhaustedError
+from epd.errors import EpdError, InvalidRequestError, ResourceExhaustedError
 from epd.transfer.arena import Arena, ByteRange
 
 
@@ -101,6 +101,7 @@ class EmbeddingCache:
         """New FILLING entries for images that have none: memory for all of them, or for none.
 
         Raises:
+            InvalidRequestError: so much could never be held at once.
             ResourceExhaustedError: the memory in use leaves no room; idle entries were evicted only
                 when that could have helped.
         """
@@ -233,7 +234,13 @@ class EmbeddingCache:
     def _rounded(self, byte_count: int) -> int:
         return -(-byte_count // self._arena.alignment) * self._arena.alignment
 
-    def _no_room(self, wanted: int) -> ResourceExhaustedError:
+    def _no_room(self, wanted: int) -> EpdError:
+        if wanted > self.total_bytes:
+            return InvalidRequestError(
+                f"the embeddings take {wanted} bytes and the encoder has {self.total_bytes}",
+                field="images",
+                reason="IMAGES_EXCEED_MEMORY",
+            )
         return ResourceExhaustedError(
             f"{wanted} bytes of embedding memory wanted, {self.free_bytes + self.idle_bytes} of "
             f"{self.total_bytes} are free or evictable",

@@ -7,6 +7,7 @@ from epd.engine.block_pool import BlockPool
 from epd.errors import (
     DuplicateRequestError,
     EpdError,
+    InvalidRequestError,
     NotFoundError,
     RequestCancelledError,
     ResourceExhaustedError,
@@ -80,7 +81,8 @@ class LeaseTable:
         Raises:
             EpdError: why the transfer is over, if it is.
             DuplicateRequestError: another peer holds a lease under this id.
-            ResourceExhaustedError: the peer is at its cap, or no pool could ever hold so much.
+            InvalidRequestError: this pool could never hold so much for one peer.
+            ResourceExhaustedError: the peer is at its cap.
         """
         lease = self.get(transfer_id)
         if lease is not None and lease.peer != peer:
@@ -89,6 +91,13 @@ class LeaseTable:
         if over is not None:
             self.counters.refused_late += 1
             raise over.with_traceback(None)
+        if lease is None and block_count > self.peer_cap:
+            raise InvalidRequestError(
+                f"the prompt takes {block_count} blocks; a worker of {self._pool.num_blocks} "
+                f"gives one prefill worker {self.peer_cap} at most",
+                field="token_ids",
+                reason="PROMPT_EXCEEDS_MEMORY",
+            )
         held = sum(len(one.writable_blocks) for one in self._all() if one.peer == peer)
         if lease is None and held + block_count > self.peer_cap:
             raise ResourceExhaustedError(

@@ -18,6 +18,7 @@ from epd.v1 import (
     worker_pb2_grpc,
 )
 from epd.wire.kv_layout import layout_from_proto
+from tests.encoder.pictures import encoded, picture
 from tests.support.ask import ask, generate_request, greedy
 from tests.support.questions import make_questions
 from tests.support.reference import Question
@@ -102,7 +103,7 @@ async def test_no_message_between_the_services_holds_a_tensor(model, shared_flee
         open_channel(fleet.process(f"{role}-0").address)
         for role in ("encoder", "prefill", "decode")
     )
-    (image,) = make_questions(2, seed=37)[1].images
+    image = encoded(picture(224, 224), "PNG")
     sizes: dict[str, int] = {}
 
     def note(message):

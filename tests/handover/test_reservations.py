@@ -42,6 +42,13 @@ async def test_one_peer_cannot_take_more_than_its_share(make):
         await pair.idle()
 
 
+async def test_more_than_a_peer_may_ever_hold_is_refused_for_good(make):
+    async with make(decode={"num_blocks": 16}).running() as pair:
+        with pytest.raises(InvalidRequestError, match=r"9 blocks; .* of 16 gives .* 8 at most"):
+            await pair.control.reserve("a", 9 * 16)  # a hint to try again would be a lie
+        await pair.idle()
+
+
 async def test_reserve_waits_for_blocks_in_order_and_is_bounded(make):
     leases = LeaseConfig(peer_share=1.0)
     decode = {"num_blocks": 8, "leases": leases, "max_waiting": 2, "reserve_timeout_s": 2.0}
