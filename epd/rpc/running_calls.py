@@ -1,7 +1,8 @@
-"""Calls that still run when a server's grace period is over end with a status, not with a cut."""
+"""The calls inside a server: a drain waits for their end, and ends those that last too long."""
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import grpc
 
 from epd.errors import EpdError
 from epd.rpc.aliases import RpcMethodHandler, ServicerContext
+from epd.rpc.drain_policy import is_work
 from epd.rpc.handlers import wrap_handler
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[RpcMethodHandler]]
@@ -18,35 +20,49 @@ class RunningCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Knows the calls inside the handlers. The innermost interceptor: the others see its error."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._reason: EpdError | None = None
+        self._tasks: dict[asyncio.Task[Any], bool] = {}  # whether it does a request's work
+        self._no_work: EpdError | None = None
+        self._no_calls: EpdError | None = None
+
+    @property
+    def working(self) -> bool:
+        """Whether a call runs that does a request's work; watches do none."""
+        return any(self._tasks.values())
+
+    def refuse_work(self, reason: EpdError) -> None:
+        """From now on new requests get ``reason``; those that run can still end."""
+        self._no_work = reason
+
+    def end(self, reason: EpdError) -> None:
+        """Makes every call end with ``reason``, a status and not a cut; later ones too."""
+        self._no_calls = reason
+        for task in self._tasks:
+            task.cancel()
 
     async def intercept_service(
         self, continuation: Continuation, details: grpc.HandlerCallDetails
     ) -> RpcMethodHandler:
         """Wraps every handler."""
         handler = await continuation(details)
-        return handler and wrap_handler(handler, self._call)
-
-    def end(self, reason: EpdError) -> None:
-        """Makes every call end with ``reason``, those that come later too."""
-        self._reason = reason
-        for task in self._tasks:
-            task.cancel()
+        work = is_work(details.method.removeprefix("/"))
+        return handler and wrap_handler(handler, functools.partial(self._call, work))
 
     @contextlib.asynccontextmanager
-    async def _call(self, request: Any, context: ServicerContext) -> AsyncIterator[None]:
-        if self._reason is not None:
-            raise self._reason.with_traceback(None)
+    async def _call(
+        self, work: bool, request: Any, context: ServicerContext
+    ) -> AsyncIterator[None]:
+        refusal = self._no_calls or (self._no_work if work else None)
+        if refusal is not None:
+            raise refusal.with_traceback(None)
         task = asyncio.current_task()
         assert task is not None, "gRPC runs handlers in tasks"
-        self._tasks.add(task)
+        self._tasks[task] = work
         try:
             yield
         except asyncio.CancelledError:
-            if self._reason is None:
+            if self._no_calls is None:
                 raise
             task.uncancel()
-            raise self._reason.with_traceback(None) from None
+            raise self._no_calls.with_traceback(None) from None
         finally:
-            self._tasks.discard(task)
+            del self._tasks[task]

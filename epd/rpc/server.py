@@ -3,13 +3,12 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from epd.cleanup import cancel_and_wait
 from epd.errors import UnavailableError
 from epd.rpc.aliases import ServerInterceptor
 from epd.rpc.credentials import add_port, join_address
@@ -20,6 +19,8 @@ from epd.rpc.server_config import ServerConfig
 from epd.rpc.tls_files import TlsFiles
 
 _log = logging.getLogger(__name__)
+#: How often a drain looks whether it is over.
+_IDLE_POLL_S = 0.02
 #: How long calls may take to end once they have been told to.
 _END_S = 2.0
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})
@@ -54,6 +55,7 @@ class GrpcServer:
         #: Stands in for the server in generated ``add_…Servicer_to_server`` functions.
         self.handlers = LateHandlers(self._service_names)
         self._calls = RunningCalls()
+        self._needed: list[Callable[[], bool]] = []
         self._server = grpc.aio.server(
             handlers=[self.handlers],
             interceptors=[*interceptors, self._calls],
@@ -111,22 +113,33 @@ class GrpcServer:
             _log.error("not serving any more: %s", reason)
             await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
-    async def stop(self) -> None:
-        """Drains: NOT_SERVING, a wait so that routers notice, then running calls get their grace.
+    def stay_while(self, needed: Callable[[], bool]) -> None:
+        """Makes a drain last while somebody needs this process who is in no call just now."""
+        self._needed.append(needed)
 
-        Calls that are left at the end of the grace period end with UNAVAILABLE and a retry hint.
+    async def stop(self) -> None:
+        """Drains: NOT_SERVING, a wait so that routers notice, then what runs gets its grace.
+
+        New requests are refused, the short calls that running ones need are answered, and the end
+        comes as soon as nothing runs. Calls that are left at the end of the grace period end with
+        UNAVAILABLE and a retry hint, as watches do in any case.
         """
         self._draining.set()
         await self._health.enter_graceful_shutdown()
         await asyncio.sleep(self._config.drain_notice_s)
-        stopping = asyncio.ensure_future(self._server.stop(self._config.drain_grace_s + _END_S))
+        self._calls.refuse_work(UnavailableError("draining", reason="DRAINING"))
         try:
-            await asyncio.wait({stopping}, timeout=self._config.drain_grace_s)
-            if not stopping.done():
-                self._calls.end(UnavailableError("shutting down", reason="SHUTTING_DOWN"))
-                await stopping
-        finally:
-            await cancel_and_wait(stopping)
+            async with asyncio.timeout(self._config.drain_grace_s):
+                # Leases run out by themselves, so nobody could set an event.
+                while self._busy():  # noqa: ASYNC110
+                    await asyncio.sleep(_IDLE_POLL_S)
+        except TimeoutError:
+            _log.warning("the grace period of %g s is over", self._config.drain_grace_s)
+        self._calls.end(UnavailableError("shutting down", reason="SHUTTING_DOWN"))
+        await self._server.stop(_END_S)
+
+    def _busy(self) -> bool:
+        return self._calls.working or any(needed() for needed in self._needed)
 
     async def close(self) -> None:
         """Ends at once what :meth:`stop` has not ended, for instance after a failed start."""

@@ -55,6 +55,7 @@ async def encoder_application(
         )
         stack.push_async_callback(asyncio.to_thread, agent.stop)
         agent.on_death(upkeep.thread_death("the transfer agent"))
+        server.stay_while(lambda: encoder.readable)
         encoder.watch(ReadAnnouncer(agent, lambda: encoder.readable).update)
 
         descriptors = await asyncio.to_thread(agent.descriptors)

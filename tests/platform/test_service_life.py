@@ -96,6 +96,17 @@ def test_a_stop_lets_running_streams_finish_and_ends_with_status_0(tmp_path):
         assert "application stopped" in process.log()
 
 
+def test_a_stop_does_not_wait_for_those_who_only_watch(tmp_path):
+    with (
+        tiny(tmp_path, "--drain-notice-s=0", "--drain-grace-s=300") as process,
+        grpc.insecure_channel(process.address) as channel,
+    ):
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(watch).status == SERVING
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
 def test_what_outlasts_the_grace_period_ends_with_unavailable(tmp_path):
     with tiny(tmp_path, "--drain-notice-s=0", "--drain-grace-s=0.3") as process:
         with grpc.insecure_channel(process.address) as channel:
