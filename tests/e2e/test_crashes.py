@@ -1,6 +1,7 @@
 """Workers that die: killed at every stage, restarted at the same address. Peers live on."""
 
 import asyncio
+import random
 import re
 
 import grpc
@@ -12,7 +13,7 @@ from epd.v1 import router_pb2, router_pb2_grpc
 from tests.support.ask import ask, generate_request, greedy, seeded
 from tests.support.faults import frozen
 from tests.support.fleet import QUARANTINE_HOLD_S, fleet_of
-from tests.support.questions import make_questions
+from tests.support.questions import make_long_video, make_questions
 from tests.support.reference import Question
 
 pytestmark = pytest.mark.timeout(900)
@@ -88,10 +89,15 @@ async def busy(fleet, role, gauge="epd_kv_cache_block_usage"):
 async def test_a_worker_killed_while_it_works_costs_at_most_its_own_requests(
     role, fleet, channel, reference
 ):
-    """Prefill: in the forward pass of a long prompt. Decode: while tokens stream."""
+    """Prefill: in the forward pass of a long prompt. Decode: while tokens stream.
+
+    Decode's question has a video that in time reaches into the answer, which a replay has to place
+    as the first attempt did.
+    """
     tokens = 24 if role == "prefill" else 600
     text = "y" * 3000 if role == "prefill" else "short"
-    question = Question(make_questions(2, seed=200 + len(role))[1].images, text)
+    videos = (make_long_video(random.Random(7)),) if role == "decode" else ()
+    question = Question(make_questions(2, seed=200 + len(role))[1].images, text, videos)
     idle = fleet.idle_level()
     task = await start(channel, question, tokens)
     victim = await busy(fleet, role)

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.support.ask import ask, generate_request, greedy
-from tests.support.questions import make_image, make_video
+from tests.support.questions import make_image, make_long_video, make_video
 from tests.support.reference import Question
 
 pytestmark = pytest.mark.timeout(600)
@@ -20,6 +20,8 @@ def questions():
         Question((), "a single frame", (make_video(source, 1),)),
         Question((make_image(source),), "one of each", (make_video(source, 2),)),
         Question((), "two videos", (make_video(source, 3), make_video(source, 6))),
+        Question((), "long", (make_long_video(source),)),
+        Question((), "long?", (make_long_video(source), make_video(source, 2))),
     ]
 
 

@@ -23,6 +23,12 @@ def make_video(random_source: random.Random, frames: int) -> Video:
     return Video(files, tuple(0.4 * index for index in range(frames)))
 
 
+def make_long_video(random_source: random.Random) -> Video:
+    """30 temporal patches of 4 tokens: in time it reaches behind a short question."""
+    files = tuple(_picture(random_source, 56, 56) for _ in range(60))
+    return Video(files, tuple(0.4 * index for index in range(60)))
+
+
 def _picture(random_source: random.Random, *size: int) -> bytes:
     cells = (random_source.randint(2, 6), random_source.randint(2, 6))
     small = Image.frombytes("RGB", cells, random_source.randbytes(3 * cells[0] * cells[1]))
