@@ -76,7 +76,7 @@ def _transfer_table(record: dict[str, Any], raw: Sequence[Sample]) -> list[str]:
     return [
         *lines,
         "",
-        f"Added at 4 MiB: {result['added_ms_4mb']} ms at most. Reserve and the first layer's WRITE "
+        f"Added at 4 MiB: {result['added_ms_4mb']} ms at most. Reserve and posting the first layer "
         f"on a decode worker under load: {result['reserve_ms_p50']} ms at p50.",
     ]
 

@@ -73,7 +73,7 @@ class ReservingPeer:
                 await asyncio.to_thread(self._agent.stop)
 
     async def reserve(self, hold: asyncio.Event | None = None) -> float:
-        """Milliseconds from asking for memory until the first layer's WRITE has ended.
+        """Milliseconds from asking for memory until the first layer's WRITE is posted.
 
         Keeps the reservation until ``hold`` is set, then gives the transfer up.
         """
@@ -84,7 +84,7 @@ class ReservingPeer:
                 progress = LayerProgress(name, self._blocks, 0, PROMPT_TOKENS, PROMPT_TOKENS, 0)
                 push.write_layer(0, progress)
                 await push.writes.drained()
-                took_ms = (time.monotonic_ns() - started_ns) / 1e6
+                took_ms = (push.writes.first_posted_ns - started_ns) / 1e6
                 if hold is not None:
                     await hold.wait()
                 raise _GivenUpError

@@ -70,6 +70,13 @@ class WriteLedger:
         with self._lock:
             return (time.monotonic_ns() - self._moved_ns) / 1e9 if self._in_flight else 0.0
 
+    @property
+    def first_posted_ns(self) -> int:
+        """When the first of the finished WRITEs was posted, on the clock of ``monotonic_ns``; at
+        most a poll's interval too late.
+        """
+        return min(one.started_ns for one in self._done)
+
     def opened(self, kv_bytes: int) -> int:
         """Notes a WRITE about to be handed over; returns its ordinal among the KV WRITEs.
 
