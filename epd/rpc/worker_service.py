@@ -1,6 +1,7 @@
 """WorkerService: what every worker tells about itself."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 
 from epd.errors import UnsupportedFeatureError
@@ -9,6 +10,9 @@ from epd.v1 import worker_pb2, worker_pb2_grpc
 
 #: Reports of one stream are at least this far apart, so that a busy engine cannot flood it.
 MIN_REPORT_INTERVAL_S = 0.02
+#: The load is looked at so often for changes that nobody announces. What a router does not know of
+#: the others' requests for longer, it would send after them to the worker that was idle before.
+LOOK_INTERVAL_S = 0.05
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
@@ -61,14 +65,24 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 sequence += 1
                 report.sequence = sequence
                 yield report
+                due_s = time.monotonic() + self._heartbeat_s
                 await asyncio.sleep(min(MIN_REPORT_INTERVAL_S, self._heartbeat_s))
-                try:
-                    async with asyncio.timeout(self._heartbeat_s):
-                        await changed.wait()
-                except TimeoutError:
-                    pass
+                await self._until_news(changed, report, due_s)
         finally:
             self._watchers.discard(changed)
+
+    async def _until_news(
+        self, changed: asyncio.Event, told: worker_pb2.WatchLoadResponse, due_s: float
+    ) -> None:
+        """Returns once the work there is no more what was told, at the latest at ``due_s``."""
+        while (left_s := due_s - time.monotonic()) > 0:
+            try:
+                async with asyncio.timeout(min(LOOK_INTERVAL_S, left_s)):
+                    await changed.wait()
+                    return
+            except TimeoutError:
+                if _work(self._load()) != _work(told):
+                    return
 
     async def WatchKvEvents(
         self, request: worker_pb2.WatchKvEventsRequest, context: ServicerContext
@@ -78,3 +92,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             raise UnsupportedFeatureError("this worker has no prefix cache")
         async for event in self._kv_events():
             yield event
+
+
+def _work(load: worker_pb2.WatchLoadResponse) -> tuple[int, int, int, bool]:
+    """What routers choose by. Free blocks change with every step: they go with the rest."""
+    requests = (load.running_requests, load.waiting_requests)
+    return (*requests, load.waiting_tokens, load.draining)

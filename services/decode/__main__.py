@@ -97,7 +97,7 @@ async def application(config: DecodeConfig, context: ServiceContext) -> AsyncIte
                     max_buffered_tokens=config.stream_buffer_tokens,
                 )
             report = DecodeReport(
-                config, context, descriptors, agent.carriers, loaded, receiver, encoder
+                config, context, descriptors, agent.carriers, loaded, receiver, remote, encoder
             )
             observe(context.telemetry.meter, report.readings(count_held_parameters()))
             observe_carriers(context.telemetry.meter, agent.carriers)

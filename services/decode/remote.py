@@ -42,6 +42,8 @@ class RemoteDecoding:
         self._kv_wait_s = kv_wait_s
         self._max_buffered_tokens = max_buffered_tokens
         self._live: set[str] = set()
+        #: Requests whose KV is not complete yet.
+        self.awaiting_kv = 0
 
     async def run(self, job: DecodeJob, transfer_id: str, emit: Emit) -> None:
         """One request. Cancelling it leaves a tombstone for the transfer, or ends the decode.
@@ -62,8 +64,12 @@ class RemoteDecoding:
         stages = Stages(self._tracer)
         with stages.stage(semconv.SPAN_KV_WAIT) as attributes:
             attributes[semconv.EPD_TRANSFER_ID] = transfer_id
-            matcher = await self._matcher(job, transfer_id)
-            sealed = await self._receiver.wait_sealed(transfer_id, self._kv_wait_s)
+            self.awaiting_kv += 1
+            try:
+                matcher = await self._matcher(job, transfer_id)
+                sealed = await self._receiver.wait_sealed(transfer_id, self._kv_wait_s)
+            finally:
+                self.awaiting_kv -= 1
             attributes[semconv.EPD_TRANSFER_BYTES] = sealed.byte_count
         block_size = self._engine.engine.pool.block_size
         facts = PromptFacts(

@@ -12,6 +12,7 @@ from epd.transfer.base import AgentDescriptor
 from epd.v1 import worker_pb2
 from epd.worker.report import block_load, engine_readings, language_info
 from services.decode.config import DecodeConfig
+from services.decode.remote import RemoteDecoding
 
 
 class DecodeReport:
@@ -25,6 +26,7 @@ class DecodeReport:
         carriers: Callable[[], Mapping[str, Sequence[str]]],
         engine: Engine,
         receiver: KvReceiver,
+        remote: RemoteDecoding,
         encoder: Encoder | None,
     ) -> None:
         """``encoder`` is a unified worker's own."""
@@ -34,6 +36,7 @@ class DecodeReport:
         self._carriers = carriers
         self._engine = engine
         self._receiver = receiver
+        self._remote = remote
         self._encoder = encoder
 
     def info(self) -> worker_pb2.GetInfoResponse:
@@ -52,7 +55,9 @@ class DecodeReport:
         """The load now."""
         load = block_load(self._engine.stats())
         load.instance_id = self._context.instance_id
-        load.waiting_requests += self._receiver.waiting_reservations
+        # Routers count a request from its dispatch on: what others have sent shows while its prompt
+        # is still computed. A reservation that waits is one of these, or ahead of its Decode call.
+        load.waiting_requests += max(self._remote.awaiting_kv, self._receiver.waiting_reservations)
         load.open_transfers = self._open_transfers()
         if self._encoder is not None:
             images = self._encoder.stats()

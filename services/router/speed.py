@@ -5,6 +5,9 @@ from collections.abc import Callable
 
 #: An outlier (a page fault, a stopped process) counts as no more than so many times the expected.
 _OUTLIER = 10.0
+#: And as no more than so many times what the worker was known for: the first prompt of a new
+#: process is far slower than any later one, and must not keep requests away from it for long.
+_SURPRISE = 2.0
 #: What a measurement still counts after the next one: about the last fifty matter.
 _FADE = 0.98
 #: Measurements that a worker needs before its own speed outweighs the fleet's.
@@ -102,8 +105,9 @@ class WorkerSpeed:
     def add(self, amount: float, seconds: float) -> None:
         """Takes a measurement."""
         expected = self._line.seconds(amount)
-        ratio = min(max(seconds / expected, 1 / _OUTLIER), _OUTLIER) if expected > 0 else 1.0
-        fade = self._fade()
+        factor, fade = self.factor, self._fade()
+        ratio = seconds / expected if expected > 0 else 1.0
+        ratio = min(max(ratio, factor / _SURPRISE), factor * _SURPRISE)
         self._weight = self._weight * fade * _FADE + 1.0
         self._ratios = self._ratios * fade * _FADE + ratio
         self._updated_s = self._line.clock()

@@ -58,6 +58,18 @@ async def test_a_change_is_told_before_the_heartbeat(monkeypatch):
     assert report.running_requests == 4
 
 
+async def test_a_change_that_nobody_announces_is_found_before_the_heartbeat(monkeypatch):
+    worker = Worker(heartbeat_s=3600)
+    async with serve(monkeypatch, worker) as pair:
+        stub = worker_pb2_grpc.WorkerServiceStub(pair.channel)
+        watch = stub.WatchLoad(worker_pb2.WatchLoadRequest(), timeout=30)
+        await watch.read()
+        worker.running = 4
+        report = await watch.read()
+        watch.cancel()
+    assert report.running_requests == 4
+
+
 async def test_a_watcher_that_left_is_forgotten(monkeypatch):
     worker = Worker()
     async with serve(monkeypatch, worker) as pair:

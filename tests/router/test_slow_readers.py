@@ -41,6 +41,7 @@ def served(tmp_path: Path) -> Iterator[ServiceProcess]:
             yield process
         finally:
             process.kill()
+            print(process.log()[-4000:])  # shown where the test failed
 
 
 def ask(stub: RouterServiceStub, tokens: int) -> Call:

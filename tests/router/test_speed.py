@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from services.router.pick import cheapest
 from services.router.speed import MeasuredLine, WorkerSpeed
 from tests.router.test_prefix_knowledge import Clock
 
@@ -47,3 +48,20 @@ def test_one_outlier_counts_as_no_more_than_ten_times_the_expected() -> None:
         speed.add(100, 0.1)
     speed.add(100, 1000.0)
     assert speed.seconds(100) < 0.3
+
+
+def test_a_slow_first_measurement_alone_makes_a_worker_no_slower_than_a_tie() -> None:
+    line = MeasuredLine(0.0, 0.001, 100.0)
+    cold, warm = WorkerSpeed(line), WorkerSpeed(line)
+    cold.add(100, 5.0)
+    assert cheapest([cold.seconds(100), warm.seconds(100)], [0, 1], random.Random(0)) == 0
+
+
+def test_a_worker_ten_times_as_slow_is_known_as_such_after_a_while() -> None:
+    line = MeasuredLine(0.0, 0.001, 100.0)
+    slow, fast = WorkerSpeed(line), WorkerSpeed(line)
+    for _ in range(100):
+        slow.add(100, 1.0)
+        for _ in range(10):  # most requests go to the fast one
+            fast.add(100, 0.1)
+    assert slow.seconds(100) / fast.seconds(100) > 5.0
