@@ -2,15 +2,38 @@
 
 import asyncio
 import contextlib
+import functools
 import ssl
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-AUTHORITY = Path(__file__).parent / "certificates" / "authority.pem"
-_CERTIFICATE = Path(__file__).parent / "certificates" / "host.pem"
+import trustme
 
+NAMES = ("localhost", "images.test", "inner.test")
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
+
+
+class _Authority:
+    """The CA of all image hosts of this run."""
+
+    def __init__(self) -> None:
+        ca = trustme.CA()
+        self.certificate = ca.issue_cert(*NAMES)
+        self._folder = tempfile.TemporaryDirectory(prefix="epd-test-authority-")
+        self.file = Path(self._folder.name) / "authority.pem"
+        ca.cert_pem.write_to_path(str(self.file))
+
+
+@functools.cache
+def _authority() -> _Authority:
+    return _Authority()
+
+
+def authority_file() -> Path:
+    """Certificate of the authority that image hosts' certificates come from."""
+    return _authority().file
 
 
 class ImageHost:
@@ -53,7 +76,7 @@ async def image_host(address: str = "127.0.0.1", port: int = 0) -> AsyncIterator
     """A running server with the test authority's certificate; port 0 picks one."""
     host = ImageHost()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(_CERTIFICATE)
+    _authority().certificate.configure_cert(context)
     server = await asyncio.start_server(host.handle, address, port, ssl=context)
     host.port = server.sockets[0].getsockname()[1]
     try:

@@ -18,7 +18,7 @@ from services.router.image_urls.config import ImageUrlConfig
 from services.router.image_urls.downloads import Downloads
 from services.router.image_urls.guarded_backend import ForbiddenAddressError, GuardedBackend
 from tests.router.harness import collect, failure, request, router, running
-from tests.router.image_host import AUTHORITY, image_host
+from tests.router.image_host import authority_file, image_host
 
 IMAGE = b"an image file"
 FIELD = "conversation.messages[0].parts[0].image_url"
@@ -138,7 +138,7 @@ async def downloads(host, names=None, **settings):
         **{
             "image_url_hosts": (f"images.test:{host.port}", f"inner.test:{host.port}"),
             "image_url_networks": ("127.0.0.1/32",),
-            "image_url_ca_file": AUTHORITY,
+            "image_url_ca_file": authority_file(),
             "image_url_timeout_s": 20.0,
             **settings,
         }
@@ -317,7 +317,7 @@ async def open_router(model, fleet, host, **settings):
     allowed = {
         "image_url_hosts": f"localhost:{host.port}",
         "image_url_networks": "127.0.0.0/8,::1/128",
-        "image_url_ca_file": str(AUTHORITY),
+        "image_url_ca_file": str(authority_file()),
     }
     async with (
         running(*fleet.workers),
