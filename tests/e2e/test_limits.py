@@ -88,9 +88,13 @@ async def test_a_burst_is_served_or_refused_with_a_retry_hint_and_nothing_stays(
     answered = [(q, found) for q, found in results if isinstance(found, list)]
     errors = [found for _, found in results if not isinstance(found, list)]
     assert len(answered) >= 4
-    assert errors
-    assert all(isinstance(error, ResourceExhaustedError) for error in errors), errors
-    assert all(error.retry_after_s > 0 for error in errors)
+    for_good = [error for error in errors if isinstance(error, InvalidRequestError)]
+    for_now = [error for error in errors if error not in for_good]
+    # The longest could never have more than their prefill worker's share of decode's memory.
+    assert {error.reason for error in for_good} <= {"PROMPT_EXCEEDS_MEMORY"}
+    assert for_now
+    assert all(isinstance(error, ResourceExhaustedError) for error in for_now), for_now
+    assert all(error.retry_after_s > 0 for error in for_now)
     for question, tokens in answered:
         assert tokens == reference.greedy(question, 16)
     fleet.assert_back_to_idle(idle, settled_within_s=20)

@@ -10,7 +10,7 @@ from epd.encoding.embedding_cache import CacheEntry, EmbeddingCache, EntryState
 from epd.encoding.embedding_leases import EmbeddingLeases
 from epd.encoding.eviction_policy import make_policy
 from epd.engine.families.base import ImagePlan
-from epd.errors import ResourceExhaustedError
+from epd.errors import InvalidRequestError, ResourceExhaustedError
 from epd.transfer.arena import Arena
 
 LEASE_S, HOLD_S = 10.0, 5.0
@@ -54,7 +54,7 @@ class CacheMachine(RuleBasedStateMachine):
         before = self.cache.free_bytes + self.cache.idle_bytes
         try:
             new = self.cache.claim([(bytes([n]), spec(n + 1)) for n in missing])
-        except ResourceExhaustedError:
+        except (InvalidRequestError, ResourceExhaustedError):
             assert self.leases.release(pins, settled=True) == []
             return
         assert sum(entry.size for entry in new) <= before
