@@ -1,9 +1,8 @@
 """Tool calls as Hermes and Qwen write them: JSON between ``<tool_call>`` and ``</tool_call>``."""
 
-import json
 from collections.abc import Collection
 
-from epd.text.tool_output import CallArguments, CallBegun, SaidText, ToolPiece, partial_at_end
+from epd.text.tool_output import SaidText, ToolPiece, partial_at_end, written_call
 
 _START = "<tool_call>"
 _END = "</tool_call>"
@@ -78,19 +77,6 @@ class HermesCalls:
     def _ended(self, block: str, end_tag: str) -> list[ToolPiece]:
         """The end of a block: a call, or text after all."""
         self._in_call, self._searched = False, 0
-        call = self._call(block)
+        call = written_call(block, self._names, "arguments")
         self._called = self._called or bool(call)
         return call or [SaidText(self._gap + _START + block + end_tag)]
-
-    def _call(self, block: str) -> list[ToolPiece]:
-        """The call in a block; empty when it is none."""
-        try:
-            found = json.loads(block)
-        except (ValueError, RecursionError):
-            return []
-        name = found.get("name") if isinstance(found, dict) else None
-        arguments = found.get("arguments", {}) if name else None
-        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
-            return []
-        text = json.dumps(arguments, ensure_ascii=False)
-        return [CallBegun(name), CallArguments(text)]

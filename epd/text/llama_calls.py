@@ -1,9 +1,8 @@
 """Tool calls as Llama 3 models write them: ``{"name": ..., "parameters": ...}`` and no more."""
 
-import json
 from collections.abc import Collection
 
-from epd.text.tool_output import CallArguments, CallBegun, SaidText, ToolPiece
+from epd.text.tool_output import SaidText, ToolPiece, written_call
 
 
 class LlamaCalls:
@@ -34,16 +33,7 @@ class LlamaCalls:
 
     def finish(self) -> list[ToolPiece]:
         """See the protocol."""
-        try:
-            found = json.loads("".join(self._held))
-        except (ValueError, RecursionError):
-            return self._as_text()
-        name = found.get("name") if isinstance(found, dict) else None
-        arguments = found.get("parameters", {}) if name else None
-        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
-            return self._as_text()
-        text = json.dumps(arguments, ensure_ascii=False)
-        return [CallBegun(name), CallArguments(text)]
+        return written_call("".join(self._held), self._names, "parameters") or self._as_text()
 
     def _as_text(self) -> list[ToolPiece]:
         held, self._held = "".join(self._held), []

@@ -1,5 +1,7 @@
 """An answer taken apart into what is said and which tools are called."""
 
+import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,6 +43,25 @@ class ToolOutput(Protocol):
     def finish(self) -> list[ToolPiece]:
         """The rest, once no more text comes."""
         ...
+
+
+def written_call(text: str, names: Collection[str], arguments_key: str) -> list[ToolPiece]:
+    """The call that ``text`` writes as a JSON object; empty when it is none of an offered tool.
+
+    Args:
+        text: What may be a call.
+        names: Of the offered tools.
+        arguments_key: What the object's arguments stand under.
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    name = found.get("name") if isinstance(found, dict) else None
+    arguments = found.get(arguments_key, {}) if name else None
+    if not isinstance(name, str) or name not in names or not isinstance(arguments, dict):
+        return []
+    return [CallBegun(name), CallArguments(json.dumps(arguments, ensure_ascii=False))]
 
 
 def partial_at_end(text: str, tag: str) -> int:

@@ -55,12 +55,13 @@ class UcxTables:
     @property
     def carriers(self) -> tuple[str, ...]:
         """shm, tcp, rdma or UCX's own name, of all connections since the process start."""
-        posted = {connection for connection, as_posted in self._found if as_posted}
+        found = self._found.copy()  # another thread takes lines in
+        posted = {connection for connection, as_posted in found if as_posted}
         return tuple(
             sorted(
                 {
                     carrier
-                    for (connection, as_posted), lanes in list(self._found.items())
+                    for (connection, as_posted), lanes in found.items()
                     for carrier in lanes
                     if as_posted or connection not in posted
                 }

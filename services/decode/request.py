@@ -6,7 +6,7 @@ from epd.engine.requests import PromptImage, SamplingParams
 from epd.errors import InvalidRequestError
 from epd.media import Media
 from epd.v1 import decode_pb2
-from epd.wire.media import video_from_proto
+from epd.wire.media import media_from_proto
 from epd.wire.prompt import (
     check_image_runs,
     checked_digest,
@@ -98,7 +98,7 @@ def _local_images(local: decode_pb2.LocalPrefill, token_count: int) -> tuple[Loc
             LocalImage(
                 image.anchor_index,
                 checked_digest(image.digest, f"{field}.digest"),
-                video_from_proto(image.video) if image.HasField("video") else image.data,
+                media_from_proto(image),
             )
         )
     return tuple(images)

@@ -13,7 +13,7 @@ from epd.errors import InvalidRequestError
 from epd.telemetry import semconv
 from epd.transfer.base import AgentDescriptor
 from epd.v1 import common_pb2, encoder_pb2
-from epd.wire.media import video_from_proto
+from epd.wire.media import media_from_proto
 from epd.wire.timings import timings_to_proto
 from epd.wire.transfer import agents_to_proto, segment_to_proto
 
@@ -33,7 +33,7 @@ def images_from_proto(request: encoder_pb2.EncodeRequest) -> list[ImageInput]:
         ImageInput(
             image.image_index,
             image.digest,
-            video_from_proto(image.video) if image.HasField("video") else image.data,
+            media_from_proto(image),
         )
         for image in request.images
     ]

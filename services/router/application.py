@@ -82,7 +82,7 @@ async def application(config: RouterConfig, context: ServiceContext) -> AsyncIte
     downloads = _downloads(config)
     url_images = UrlImages(downloads, limits)
     router = Router(
-        _parts(config, context, registry, dispatcher, builder, url_images, tokenizer, facts)
+        _parts(config, context, registry, dispatcher, builder, url_images, tokenizer, limits, facts)
     )
     keys = ApiKeys.load(config.api_keys, config.api_keys_file)
     servicer = RouterServicer(router, registry, limits, keys, config.requests.request_timeout_s)
@@ -295,6 +295,7 @@ def _parts(
     builder: PromptBuilder,
     url_images: UrlImages,
     tokenizer: Tokenizer,
+    limits: RequestLimits,
     facts: ModelFacts,
 ) -> RouterParts:
     bounds = config.requests
@@ -311,7 +312,7 @@ def _parts(
         tokenizer=tokenizer,
         admission=Admission(bounds.max_requests, bounds.max_live_image_bytes),
         line=line,
-        limits=_limits(config, facts),
+        limits=limits,
         policy=RetryPolicy(
             max_attempts=bounds.max_attempts,
             backoff_s=bounds.retry_backoff_s,

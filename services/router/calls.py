@@ -1,7 +1,7 @@
 """What a client asks for and what it gets, free of the wire."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from epd.media import Media, Video
 from epd.sampling import FinishReason, SamplingParams, TopLogprobs
@@ -42,6 +42,7 @@ class VideoPart:
 
 
 Part = TextPart | ImagePart | ImageUrlPart | VideoPart
+P = TypeVar("P", bound=Part)
 
 
 @dataclass(frozen=True)
@@ -94,33 +95,18 @@ class Conversation:
     @property
     def videos(self) -> list[VideoPart]:
         """All videos, in the order of the prompt."""
-        return [
-            part
-            for message in self.messages
-            for part in message.parts
-            if isinstance(part, VideoPart)
-        ]
+        return self._parts(VideoPart)
 
     @property
     def image_urls(self) -> list[ImageUrlPart]:
         """All images that are to be downloaded, in the order of the prompt."""
-        return [
-            part
-            for message in self.messages
-            for part in message.parts
-            if isinstance(part, ImageUrlPart)
-        ]
+        return self._parts(ImageUrlPart)
 
     @property
     def text_chars(self) -> int:
         """Characters of everything that is not an image."""
         return (
-            sum(
-                len(part.text)
-                for message in self.messages
-                for part in message.parts
-                if isinstance(part, TextPart)
-            )
+            sum(len(part.text) for part in self._parts(TextPart))
             + sum(
                 len(call.name) + len(call.arguments)
                 for message in self.messages
@@ -128,6 +114,12 @@ class Conversation:
             )
             + sum(len(tool.definition) for tool in self.tools)
         )
+
+    def _parts(self, kind: type[P]) -> list[P]:
+        """All parts of a kind, in the order of the prompt."""
+        return [
+            part for message in self.messages for part in message.parts if isinstance(part, kind)
+        ]
 
 
 @dataclass(frozen=True)

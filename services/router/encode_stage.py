@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from epd.errors import InternalError
 from epd.rpc.status import root_error
 from epd.v1 import encoder_pb2
-from epd.wire.media import video_to_proto
+from epd.wire.media import media_fields
 from epd.wire.timings import timings_from_proto
 from services.router.deadline import Deadline
 from services.router.handles import HandleSet
@@ -110,8 +110,7 @@ async def _call(
             encoder_pb2.EncodeImage(
                 image_index=image.index,
                 digest=image.digest,
-                data=image.data if isinstance(image.data, bytes) else b"",
-                video=video_to_proto(image.data),
+                **media_fields(image.data),
             )
             for image in images
         ],

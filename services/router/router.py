@@ -31,7 +31,7 @@ from services.router.critical_path import (
 from services.router.deadline import Deadline
 from services.router.dispatcher import Dispatcher
 from services.router.generation import Generation, GenerationBounds
-from services.router.image_urls.url_images import UrlImages
+from services.router.image_urls.url_images import UrlImages, has_urls
 from services.router.leg import LegFailedError
 from services.router.limits import RequestLimits
 from services.router.output import OutputStream
@@ -112,6 +112,8 @@ class Router:
         Raises:
             EpdError: as for :meth:`generate`.
         """
+        if not has_urls(call.prompt):
+            return call
         with self._parts.admission.admitted(
             call.client, call.request_id, _image_bytes(call.prompt)
         ) as place:

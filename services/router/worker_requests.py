@@ -1,7 +1,7 @@
 """Requests to prefill and decode workers."""
 
 from epd.v1 import decode_pb2, prefill_pb2
-from epd.wire.media import video_to_proto
+from epd.wire.media import media_fields
 from epd.wire.sampling import sampling_to_proto
 from services.router.anchor_tokens import AnchorTokens
 from services.router.attempt import Work
@@ -76,8 +76,7 @@ def local_request(work: Work, anchor_tokens: AnchorTokens) -> decode_pb2.DecodeR
                 decode_pb2.LocalImage(
                     anchor_index=anchor,
                     digest=image.digest,
-                    data=image.data if isinstance(image.data, bytes) else b"",
-                    video=video_to_proto(image.data),
+                    **media_fields(image.data),
                 )
                 for anchor, image in zip(anchors, images, strict=True)
             ]

@@ -57,6 +57,10 @@ class Qwen2VLFamily(ModelFamily):
 
     name = "qwen2_vl"
     position_axes = 3
+    #: transformers' classes, and what gives the vision tower plain tensors at both ends.
+    text_class: Any = Qwen2VLTextModel
+    tower_class: Any = Qwen2VisionTransformerPretrainedModel
+    vision_class: Any = Qwen2VLVision
 
     def __init__(self, folder: Any, config: Any) -> None:
         super().__init__(folder, config)
@@ -199,7 +203,7 @@ class Qwen2VLFamily(ModelFamily):
         config._attn_implementation = register_attention()
         weights = WeightFiles(self.folder, dtype, device)
         prefix = weights.present_prefix(LANGUAGE_PREFIXES, "embed_tokens.weight")
-        body = weights.load(lambda: Qwen2VLTextModel(config), prefix)
+        body = weights.load(lambda: self.text_class(config), prefix)
         tied = body.embed_tokens.weight if self.config.tie_word_embeddings else None
         return LanguageModules(body.embed_tokens, body, weights.load_head("lm_head.weight", tied))
 
@@ -208,5 +212,7 @@ class Qwen2VLFamily(ModelFamily):
         config._attn_implementation = "sdpa"
         weights = WeightFiles(self.folder, dtype, device)
         prefix = weights.present_prefix(VISION_PREFIXES, "patch_embed.proj.weight")
-        tower = weights.load(lambda: Qwen2VisionTransformerPretrainedModel(config), prefix)
-        return Qwen2VLVision(tower)
+        vision: torch.nn.Module = self.vision_class(
+            weights.load(lambda: self.tower_class(config), prefix)
+        )
+        return vision

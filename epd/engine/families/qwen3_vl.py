@@ -11,10 +11,7 @@ from typing import Any
 import torch
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel, Qwen3VLVisionModel
 
-from epd.engine.attention import register_attention
-from epd.engine.families.base import LanguageModules
-from epd.engine.families.qwen2_vl import LANGUAGE_PREFIXES, VISION_PREFIXES, Qwen2VLFamily
-from epd.engine.loading import WeightFiles
+from epd.engine.families.qwen2_vl import Qwen2VLFamily
 
 
 class Qwen3VLVision(torch.nn.Module):
@@ -34,6 +31,9 @@ class Qwen3VLFamily(Qwen2VLFamily):
     """``Qwen3VLForConditionalGeneration`` folders. Videos, which it spells with times, not yet."""
 
     name = "qwen3_vl"
+    text_class = Qwen3VLTextModel
+    tower_class = Qwen3VLVisionModel
+    vision_class = Qwen3VLVision
 
     def __init__(self, folder: Any, config: Any) -> None:
         super().__init__(folder, config)
@@ -49,19 +49,3 @@ class Qwen3VLFamily(Qwen2VLFamily):
         mask = torch.zeros(1, token_count, dtype=torch.bool, device=rows.device)
         mask[0, rows] = True
         return {"visual_pos_masks": mask, "deepstack_visual_embeds": list(levels)}
-
-    def load_language(self, dtype: torch.dtype, device: torch.device) -> LanguageModules:
-        config = self.text_config
-        config._attn_implementation = register_attention()
-        weights = WeightFiles(self.folder, dtype, device)
-        prefix = weights.present_prefix(LANGUAGE_PREFIXES, "embed_tokens.weight")
-        body = weights.load(lambda: Qwen3VLTextModel(config), prefix)
-        tied = body.embed_tokens.weight if self.config.tie_word_embeddings else None
-        return LanguageModules(body.embed_tokens, body, weights.load_head("lm_head.weight", tied))
-
-    def load_vision(self, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
-        config = self.config.vision_config
-        config._attn_implementation = "sdpa"
-        weights = WeightFiles(self.folder, dtype, device)
-        prefix = weights.present_prefix(VISION_PREFIXES, "patch_embed.proj.weight")
-        return Qwen3VLVision(weights.load(lambda: Qwen3VLVisionModel(config), prefix))

@@ -161,7 +161,9 @@ class ChatFormat(AnswerFormat):
         }
 
     def _writer(self, index: int) -> MessageWriter:
-        return self._writers.setdefault(index, MessageWriter(self._new_output()))
+        if index not in self._writers:
+            self._writers[index] = MessageWriter(self._new_output())
+        return self._writers[index]
 
 
 class CompletionFormat(AnswerFormat):

@@ -38,9 +38,6 @@ class AllowedHosts:
     def __init__(self, entries: Iterable[str]) -> None:
         self._entries = {_entry(text) for text in entries}
 
-    def __bool__(self) -> bool:
-        return bool(self._entries)
-
     def checked(self, url: str, field: str) -> Address:
         """The parts of an allowed URL.
 

@@ -56,11 +56,6 @@ class Downloads:
             ),
         )
 
-    @property
-    def allowed(self) -> bool:
-        """Whether any host is allowed."""
-        return bool(self._hosts)
-
     async def close(self) -> None:
         """Closes what is open."""
         await self._pool.aclose()
@@ -119,7 +114,7 @@ class Downloads:
         async with self._pool.stream("GET", url, headers=_HEADERS) as response:
             location = _header(response, b"location")
             if response.status in _REDIRECTS and location:
-                return urljoin(address.url, location)
+                return _joined(address.url, location)
             if response.status != _OK:
                 raise _failed(f"the host answers {response.status}", field, "STATUS")
             if _header(response, b"content-encoding") not in ("", "identity"):
@@ -144,6 +139,14 @@ class Downloads:
     def _check_size(self, size: int, field: str) -> None:
         if size > self._max_bytes:
             raise _failed(f"the file has more than {self._max_bytes} bytes", field, "TOO_LARGE")
+
+
+def _joined(url: str, location: str) -> str:
+    """Where a redirect leads; what is no URL stays as it is, to be refused like any other."""
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        return location
 
 
 def _header(response: httpcore2.Response, name: bytes) -> str:

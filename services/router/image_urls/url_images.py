@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 from collections.abc import Callable
+from typing import TypeGuard
 
 from epd.errors import UnsupportedFeatureError
 from epd.rpc.status import root_error
@@ -11,6 +12,11 @@ from services.router.deadline import Deadline
 from services.router.image_urls.downloads import Downloads
 from services.router.limits import RequestLimits
 from services.router.workers import ServedModel
+
+
+def has_urls(prompt: PromptInput) -> TypeGuard[Conversation]:
+    """Whether there is anything to download."""
+    return isinstance(prompt, Conversation) and bool(prompt.image_urls)
 
 
 class UrlImages:
@@ -45,7 +51,7 @@ class UrlImages:
             InvalidRequestError: too many images, or one cannot be downloaded; names its field.
             DeadlineExceededError: the request's time is up.
         """
-        if not isinstance(prompt, Conversation) or not prompt.image_urls:
+        if not has_urls(prompt):
             return prompt
         if self._downloads is None:
             raise UnsupportedFeatureError(

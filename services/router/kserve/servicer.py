@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import importlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from importlib import metadata
 from typing import Any
 
 import grpc
@@ -18,6 +17,7 @@ from epd.rpc.request_context import set_request_id
 from epd.rpc.server import GrpcServer
 from epd.rpc.server_interceptors import typed_error
 from epd.rpc.status import INTERNAL_TEXT, root_error
+from epd.telemetry.setup import metadata_version
 from services.router.api_keys import ApiKeys
 from services.router.calls import Completion
 from services.router.deadline import Deadline
@@ -113,11 +113,7 @@ class KserveServicer:
     async def server_metadata(self, request: Any, context: ServicerContext) -> Any:
         """Name and version of this software."""
         self._client(context)
-        try:
-            version = metadata.version("epd")
-        except metadata.PackageNotFoundError:  # run from a checkout
-            version = "unknown"
-        return self._pb.ServerMetadataResponse(name="epd", version=version)
+        return self._pb.ServerMetadataResponse(name="epd", version=metadata_version())
 
     async def model_metadata(self, request: Any, context: ServicerContext) -> Any:
         """The model's tensors."""
