@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from epd.v1 import common_pb2, router_pb2, router_pb2_grpc
-from epd.wire.media import video_to_proto
+from epd.wire.media import media_fields
 from tests.support.reference import Question
 
 
@@ -29,7 +29,7 @@ def generate_request(
 ) -> router_pb2.GenerateRequest:
     """The question as one user turn, images first, then videos."""
     parts = [router_pb2.ContentPart(image=data) for data in question.images]
-    parts += [router_pb2.ContentPart(video=video_to_proto(video)) for video in question.videos]
+    parts += [router_pb2.ContentPart(**media_fields(video)) for video in question.videos]
     parts.append(router_pb2.ContentPart(text=question.text))
     turn = router_pb2.ChatMessage(role="user", parts=parts)
     return router_pb2.GenerateRequest(
