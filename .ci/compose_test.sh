@@ -132,16 +132,16 @@ echo "local fleet: $expected"
 "${compose[@]}" up -d >"$work/up.log" 2>&1 || { tail -n 40 "$work/up.log"; "${compose[@]}" logs --tail 40; exit 1; }
 check_answer "four containers"
 
-"${compose[@]}" up -d --scale decode=2 >"$work/up.log" 2>&1 || { tail -n 40 "$work/up.log"; exit 1; }
+"${compose[@]}" up -d --scale decode=3 >"$work/up.log" 2>&1 || { tail -n 40 "$work/up.log"; exit 1; }
 for _ in $(seq 60); do
   "${compose[@]}" --profile client run --rm -T client status >"$work/status" 2>/dev/null || true
   decodes=$(grep -c "decode.*serving" "$work/status" || true)
-  [ "$decodes" = 2 ] && break
+  [ "$decodes" = 3 ] && break
   sleep 1
 done
 cat "$work/status"
-[ "$decodes" = 2 ] || { echo "the router sees $decodes decode workers, not 2"; "${compose[@]}" logs --tail 60; exit 1; }
-check_answer "with two decode workers"
+[ "$decodes" = 3 ] || { echo "the router sees $decodes decode workers, not 3"; "${compose[@]}" logs --tail 60; exit 1; }
+check_answer "with three decode workers"
 
 "${compose[@]}" --profile client down --volumes --timeout 20 >/dev/null 2>&1
 echo "compose test passed"
