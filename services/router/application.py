@@ -281,6 +281,7 @@ def _http_parts(
         keys=keys,
         max_prompts=http.http_max_prompts,
         max_choices=http.http_max_choices,
+        max_video_frames=config.requests.max_video_frames,
         tool_parser=http.tool_parser,
         request_timeout_s=config.requests.request_timeout_s,
         send_timeout_s=http.http_send_timeout_s,

@@ -1,7 +1,9 @@
 """Videos over four services, and through one, are answered as plain transformers does."""
 
+import base64
 import random
 
+import openai
 import pytest
 
 from tests.support.ask import ask, generate_request, greedy
@@ -43,3 +45,31 @@ async def test_answers_about_videos_equal_transformers_generate(
     again = await ask(channel, generate_request(questions()[1], greedy(TOKENS)))
     assert tuple(again.token_ids) == answers[1]
     fleet.assert_back_to_idle(idle)
+
+
+async def test_a_video_over_http_is_answered_as_over_grpc_and_by_transformers(
+    model, reference, shared_fleets, open_channel
+):
+    fleet = shared_fleets.get(model)
+    question = questions()[0]
+    over_grpc = await ask(
+        open_channel(fleet.router_address), generate_request(question, greedy(TOKENS))
+    )
+    assert over_grpc.token_ids == reference.greedy(question, TOKENS)
+    frames = ",".join(base64.b64encode(one).decode() for one in question.videos[0].frames)
+    video_url = {"url": f"data:video/jpeg;base64,{frames}", "fps": 2.5}
+    content = [{"type": "video_url", "video_url": video_url}]
+    async with openai.AsyncOpenAI(
+        base_url=f"http://{fleet.http_address}/v1", api_key="unused", max_retries=0
+    ) as client:
+        answer = await client.chat.completions.create(
+            model=(await client.models.list()).data[0].id,
+            messages=[
+                {"role": "user", "content": [*content, {"type": "text", "text": question.text}]}
+            ],
+            temperature=0,
+            max_tokens=TOKENS,
+            extra_body={"ignore_eos": True},
+        )
+    assert answer.choices[0].message.content == over_grpc.text
+    assert answer.usage.prompt_tokens == over_grpc.completion.usage.prompt_tokens

@@ -1,5 +1,6 @@
 """What the router does with videos: it passes them on whole, or says why not."""
 
+import base64
 import json
 import shutil
 
@@ -83,7 +84,88 @@ async def test_a_malformed_video_never_leaves_the_router(model_with_videos, flee
     assert fleet.encoder.requests == []
 
 
-async def test_a_model_without_a_video_token_and_http_take_no_videos(model, fleet):
+def frames_url(*frames):
+    return "data:video/jpeg;base64," + ",".join(base64.b64encode(one).decode() for one in frames)
+
+
+async def chat(served, video_url, **fields):
+    part = {"type": "video_url", "video_url": video_url}
+    async with openai.AsyncOpenAI(
+        base_url=f"http://{served.http}/v1", api_key="unused", max_retries=0
+    ) as client:
+        return await client.chat.completions.create(
+            model="m",
+            messages=[{"role": "user", "content": [part]}],
+            max_tokens=4,
+            extra_body=fields,
+        )
+
+
+URL = frames_url(*VIDEO.frames)
+TIMES = [
+    ({}, {}, (0.0, 1.0)),
+    ({"fps": 2}, {}, (0.0, 0.5)),
+    ({"timestamps_s": [1, 2.5]}, {}, (1.0, 2.5)),
+    ({}, {"fps": 4, "frames_indices": [8, 10], "num_frames": -1, "duration": 3.0}, (2.0, 2.5)),
+    ({"fps": 2}, {"fps": 4, "frames_indices": [8, 10, 12]}, (0.0, 0.5)),
+]
+
+
+async def test_frames_come_over_http_with_the_times_that_the_client_gives(model_with_videos, fleet):
+    async with (
+        running(*fleet.workers),
+        router(model_with_videos, fleet.workers, model_name="m") as served,
+    ):
+        for said, media_io, expected in TIMES:
+            fields = {"media_io_kwargs": {"video": media_io}} if media_io else {}
+            await chat(served, {"url": URL, **said}, **fields)
+            (image,) = fleet.encoder.requests[-1].images
+            assert video_from_proto(image.video) == Video(VIDEO.frames, expected)
+
+
+PART = "messages[0].content[0].video_url"
+BAD_HTTP = [
+    ({"url": "data:video/mp4;base64,AAAA"}, {}, f"{PART}.url", "video_format_unsupported"),
+    ({"url": "https://example.org/a.mp4"}, {}, f"{PART}.url", "video_format_unsupported"),
+    ({"url": frames_url(*[b"x"] * 5)}, {}, f"{PART}.url", "video_frames"),
+    ({"url": URL + "?"}, {}, f"{PART}.url", "invalid_request"),
+    ({"url": URL, "fps": 0}, {}, f"{PART}.fps", "invalid_request"),
+    ({"url": URL, "fps": 1, "timestamps_s": [0, 1]}, {}, f"{PART}.timestamps_s", "invalid_request"),
+    ({"url": URL, "timestamps_s": [0]}, {}, f"{PART}.timestamps_s", "video_timestamps"),
+    ({"url": URL, "timestamps_s": [1, 0]}, {}, f"{PART}.timestamps_s", "video_timestamps"),
+    ({"url": URL, "timestamps_s": [0, 10**400]}, {}, f"{PART}.timestamps_s", "invalid_request"),
+    ({"url": URL, "start": 1}, {}, f"{PART}.start", "unsupported_field"),
+    (
+        {"url": URL},
+        {"video": {"frames_indices": [3]}},
+        "media_io_kwargs.video.frames_indices",
+        "video_timestamps",
+    ),
+    (
+        {"url": URL},
+        {"video": {"num_frames": 8}},
+        "media_io_kwargs.video.num_frames",
+        "unsupported_value",
+    ),
+    ({"url": URL}, {"image": {}}, "media_io_kwargs.image", "unsupported_field"),
+]
+
+
+async def test_a_video_that_http_does_not_take_is_refused_naming_the_field(
+    model_with_videos, fleet
+):
+    async with (
+        running(*fleet.workers),
+        router(model_with_videos, fleet.workers, model_name="m", max_video_frames="4") as served,
+    ):
+        for video_url, media_io, param, code in BAD_HTTP:
+            with pytest.raises(openai.BadRequestError) as refused:
+                await chat(served, video_url, **({"media_io_kwargs": media_io} if media_io else {}))
+            assert (refused.value.param, refused.value.code) == (param, code)
+    assert fleet.encoder.requests == []
+
+
+async def test_a_model_without_a_video_token_takes_no_videos(model, fleet):
     async with (
         running(*fleet.workers),
         router(model, fleet.workers, model_name="m") as served,
@@ -91,13 +173,7 @@ async def test_a_model_without_a_video_token_and_http_take_no_videos(model, flee
         error = await failure(served.stub.Generate(about(VIDEO)))
         assert error.code().name == "UNIMPLEMENTED"
         assert "no video token" in error.details()
-        async with openai.AsyncOpenAI(
-            base_url=f"http://{served.http}/v1", api_key="unused", max_retries=0
-        ) as client:
-            part = {"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}}
-            with pytest.raises(openai.BadRequestError) as refused:
-                await client.chat.completions.create(
-                    model="m", messages=[{"role": "user", "content": [part]}]
-                )
-            assert refused.value.param == "messages[0].content[0].type"
+        with pytest.raises(openai.BadRequestError, match="no video token") as refused:
+            await chat(served, {"url": URL})
+        assert refused.value.param == PART
     assert fleet.encoder.requests == []

@@ -1,7 +1,5 @@
 """A chat completion request, read from JSON."""
 
-import base64
-import binascii
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +8,13 @@ from epd.sampling import SamplingParams
 from services.router.calls import (
     ROLES,
     Conversation,
-    ImagePart,
-    ImageUrlPart,
     Message,
     Part,
     TextPart,
 )
 from services.router.http.fields import Fields
+from services.router.http.frame_times import FrameTimes, read_media_io
+from services.router.http.media_parts import read_image, read_video
 from services.router.http.sampling_fields import read_choice_count, read_sampling, read_stop
 from services.router.http.stream_options import StreamOptions, read_stream_options
 from services.router.http.tool_fields import (
@@ -47,7 +45,11 @@ class ChatRequest:
 
 
 def read_chat_request(
-    body: Any, default_max_tokens: int, max_choices: int, tool_parser: str
+    body: Any,
+    default_max_tokens: int,
+    max_choices: int,
+    max_video_frames: int,
+    tool_parser: str,
 ) -> ChatRequest:
     """The checked request.
 
@@ -55,6 +57,7 @@ def read_chat_request(
         body: Decoded JSON.
         default_max_tokens: What a request without a limit gets.
         max_choices: Most answers to one request.
+        max_video_frames: Most frames of a video.
         tool_parser: What reads answers with tool calls.
 
     Raises:
@@ -72,9 +75,11 @@ def read_chat_request(
         limit = default_max_tokens if old_limit is None else old_limit
     tool_use = read_tool_use(fields, tool_parser)
     sampling = read_sampling(fields, max_tokens=limit, top_logprobs=top_logprobs)
+    media = _MediaRules(read_media_io(fields), max_video_frames)
+    messages = tuple(_message(message, media) for message in fields.objects("messages"))
     request = ChatRequest(
         model=fields.required_text("model"),
-        conversation=Conversation(tuple(map(_message, fields.objects("messages"))), tool_use.tools),
+        conversation=Conversation(messages, tool_use.tools),
         sampling=tool_use.constrained(sampling),
         stop=read_stop(fields) + read_stop_after_call(fields, tool_use),
         logprobs=logprobs,
@@ -89,7 +94,15 @@ def read_chat_request(
     return request
 
 
-def _message(fields: Fields) -> Message:
+@dataclass(frozen=True)
+class _MediaRules:
+    """What holds for all videos of a request."""
+
+    frame_times: FrameTimes
+    max_video_frames: int
+
+
+def _message(fields: Fields, media: _MediaRules) -> Message:
     role = fields.required_text("role")
     role = _ROLE_ALIASES.get(role, role)
     known = ROLES | {_TOOL_ROLE}
@@ -102,27 +115,31 @@ def _message(fields: Fields) -> Message:
     content = fields.take("content")
     if content is None and calls:
         content = ""
-    message = Message(role, _parts(content, fields.name("content")), calls, answers)
+    message = Message(role, _parts(content, fields.name("content"), media), calls, answers)
     fields.finish()
     return message
 
 
-def _parts(content: Any, path: str) -> tuple[Part, ...]:
+def _parts(content: Any, path: str, media: _MediaRules) -> tuple[Part, ...]:
     if isinstance(content, str):
         return (TextPart(content),)
     if not isinstance(content, list):
         raise InvalidRequestError("expected a string or an array of parts", field=path)
-    return tuple(_part(Fields(part, f"{path}[{index}]")) for index, part in enumerate(content))
+    return tuple(
+        _part(Fields(part, f"{path}[{index}]"), media) for index, part in enumerate(content)
+    )
 
 
-def _part(fields: Fields) -> Part:
+def _part(fields: Fields, media: _MediaRules) -> Part:
     kind = fields.required_text("type")
     part: Part
     match kind:
         case "text":
             part = TextPart(fields.required_text("text"))
         case "image_url":
-            part = _image(fields)
+            part = read_image(fields)
+        case "video_url":
+            part = read_video(fields, media.frame_times, media.max_video_frames)
         case _:
             raise UnsupportedFeatureError(
                 f"parts of type {kind[:32]!r} are not supported",
@@ -131,26 +148,3 @@ def _part(fields: Fields) -> Part:
             )
     fields.finish()
     return part
-
-
-def _image(part: Fields) -> ImagePart | ImageUrlPart:
-    fields = part.object("image_url")
-    if fields is None:
-        raise InvalidRequestError("missing", field=part.name("image_url"), reason="MISSING_FIELD")
-    url = fields.required_text("url")
-    # The model sees every image as its processor makes it: there is no low detail.
-    fields.only("detail", "auto", "high")
-    fields.finish()
-    if not url.startswith("data:"):
-        return ImageUrlPart(url, fields.name("url"))
-    return ImagePart(_data_of(url, fields.name("url")))
-
-
-def _data_of(url: str, path: str) -> bytes:
-    head, _, payload = url.partition(",")
-    if not head.startswith("data:image/") or not head.endswith(";base64"):
-        raise InvalidRequestError("expected data:image/...;base64,", field=path)
-    try:
-        return base64.b64decode(payload, validate=True)
-    except binascii.Error as error:
-        raise InvalidRequestError("not valid base64", field=path) from error

@@ -57,6 +57,7 @@ class HttpParts:
         keys: Which callers are served.
         max_prompts: Most prompts of one completion request.
         max_choices: Most answers to one prompt.
+        max_video_frames: Most frames of a video.
         tool_parser: What reads answers with tool calls.
         request_timeout_s: Deadline of every request.
         send_timeout_s: Longest wait for a client that reads nothing.
@@ -72,6 +73,7 @@ class HttpParts:
     keys: ApiKeys
     max_prompts: int
     max_choices: int
+    max_video_frames: int
     tool_parser: str
     request_timeout_s: float
     send_timeout_s: float
@@ -108,6 +110,7 @@ class _Endpoints:
             read_chat_request,
             default_max_tokens=model.context_length,
             max_choices=self._parts.max_choices,
+            max_video_frames=self._parts.max_video_frames,
             tool_parser=self._parts.tool_parser,
         )
         asked = await self._parts.bodies.read(request, read)

@@ -65,13 +65,11 @@ class Fields:
     def number(self, field: str) -> float | None:
         """A finite number."""
         value = self.take(field)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._wrong(field, "number", value)
-        if not math.isfinite(value):
-            raise InvalidRequestError("not a finite number", field=self.name(field))
-        return float(value)
+        return None if value is None else self._number(field, value)
+
+    def numbers(self, field: str) -> list[float]:
+        """An array of finite numbers; empty when absent."""
+        return [self._number(field, value) for value in self.items(field)]
 
     def items(self, field: str) -> list[Any]:
         """An array; empty when absent."""
@@ -110,6 +108,17 @@ class Fields:
                 reason="UNSUPPORTED_FIELD",
                 metadata={"field": self.name(field)},
             )
+
+    def _number(self, field: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(field, "number", value)
+        try:
+            number = float(value)
+        except OverflowError:  # an integer may have any number of digits
+            number = math.inf
+        if not math.isfinite(number):
+            raise InvalidRequestError("not a finite number", field=self.name(field))
+        return number
 
     def _typed(self, field: str, kind: type) -> Any:
         value = self.take(field)
