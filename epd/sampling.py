@@ -15,6 +15,8 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
 
 
+#: The wire has 32 bits for counts of tokens.
+_MAX_COUNT = 2**32 - 1
 #: Most alternatives that are reported per token.
 MAX_TOP_LOGPROBS = 20
 
@@ -94,10 +96,15 @@ class SamplingParams:
     def _checks(self) -> Iterator[tuple[str, float, bool, str]]:
         yield from (
             ("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "0 to 100"),
-            ("top_k", self.top_k, self.top_k >= 0, "0 or more"),
+            ("top_k", self.top_k, 0 <= self.top_k <= _MAX_COUNT, f"0 to {_MAX_COUNT}"),
             ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
             ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "0 to 1"),
-            ("max_tokens", self.max_tokens, self.max_tokens >= 1, "1 or more"),
+            (
+                "max_tokens",
+                self.max_tokens,
+                1 <= self.max_tokens <= _MAX_COUNT,
+                f"1 to {_MAX_COUNT}",
+            ),
             (
                 "min_tokens",
                 self.min_tokens,
@@ -114,7 +121,8 @@ class SamplingParams:
             (
                 "repetition_penalty",
                 self.repetition_penalty,
-                0.01 <= self.repetition_penalty <= 100.0,
+                # 0.01 is a bit less on the wire, which has single precision.
+                0.01 <= round(self.repetition_penalty, 6) <= 100.0,
                 "0.01 to 100",
             ),
             (

@@ -4,6 +4,8 @@ import contextvars
 import secrets
 from typing import Any
 
+#: Most characters of an id that a client chooses.
+MAX_ID_LENGTH = 128
 _request_id: contextvars.ContextVar[str] = contextvars.ContextVar("epd_request_id", default="")
 
 
@@ -23,5 +25,8 @@ def request_id() -> str:
 
 
 def begin_call(request: Any) -> None:
-    """Takes the id from the request message where it has one, else mints one."""
-    _request_id.set(getattr(request, "request_id", "") or new_id())
+    """Takes the id from the request message where it has one, else mints one.
+
+    Of one that is longer than allowed only the beginning, for the answer that refuses it.
+    """
+    _request_id.set(getattr(request, "request_id", "")[:MAX_ID_LENGTH] or new_id())

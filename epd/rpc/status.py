@@ -1,5 +1,7 @@
 """EpdError to gRPC status with google.rpc details, and back."""
 
+from collections.abc import Mapping
+
 import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
@@ -28,6 +30,10 @@ from epd.rpc.aliases import ServicerContext
 from epd.rpc.connection_failure import connection_failure
 
 INTERNAL_TEXT = "internal error; the service's log tells more under the request id"
+#: A client reads 8 KiB of trailing metadata and takes more for RESOURCE_EXHAUSTED. The text of an
+#: error, which may quote what the client sent, is in it up to three times, each longer by encoding.
+_MAX_TEXT_BYTES = 1024
+_MAX_NAME_BYTES = 128
 #: Reason of an UNAVAILABLE that gRPC itself made: the peer is gone or never was there.
 PEER_UNREACHABLE = "PEER_UNREACHABLE"
 
@@ -54,18 +60,19 @@ _RETRYABLE_ERRORS: dict[str, type[RetryableError]] = {
 def status_from_error(error: EpdError, request_id: str) -> status_pb2.Status:
     """The status a caller sees. An INTERNAL one has a fixed text; nothing of ``error`` leaks."""
     internal = error.code == InternalError.code
+    text = _shortened(error.message, _MAX_TEXT_BYTES)
     details = [
         error_details_pb2.ErrorInfo(
             reason=error.default_reason if internal else error.reason,
             domain=ERROR_DOMAIN,
-            metadata={} if internal else error.metadata,
+            metadata={} if internal else _short_values(error.metadata),
         ),
         error_details_pb2.RequestInfo(request_id=request_id),
     ]
     match error:
         case InvalidRequestError():
             violation = error_details_pb2.BadRequest.FieldViolation(
-                field=error.field, description=error.message
+                field=_shortened(error.field, _MAX_NAME_BYTES), description=text
             )
             details.append(error_details_pb2.BadRequest(field_violations=[violation]))
         case RetryableError():
@@ -74,14 +81,14 @@ def status_from_error(error: EpdError, request_id: str) -> status_pb2.Status:
             details.append(error_details_pb2.RetryInfo(retry_delay=delay))
         case LayoutMismatchError():
             mismatch = error_details_pb2.PreconditionFailure.Violation(
-                type=error.reason, description=error.message
+                type=error.reason, description=text
             )
             details.append(error_details_pb2.PreconditionFailure(violations=[mismatch]))
         case NotFoundError():
-            details.append(error_details_pb2.ResourceInfo(description=error.message))
+            details.append(error_details_pb2.ResourceInfo(description=text))
     return status_pb2.Status(
         code=code_pb2.Code.Value(error.code),
-        message=INTERNAL_TEXT if internal else error.message,
+        message=INTERNAL_TEXT if internal else text,
         details=[_pack(detail) for detail in details],
     )
 
@@ -153,6 +160,17 @@ def _details(
         elif packed.Unpack(bad_request) and bad_request.field_violations:
             field = bad_request.field_violations[0].field
     return reason, metadata, retry_after_s, field
+
+
+def _shortened(text: str, most_bytes: int) -> str:
+    data = text.encode(errors="replace")
+    if len(data) <= most_bytes:
+        return text
+    return data[:most_bytes].decode(errors="ignore") + "..."
+
+
+def _short_values(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {name: _shortened(value, _MAX_NAME_BYTES) for name, value in metadata.items()}
 
 
 def _pack(message: object) -> any_pb2.Any:

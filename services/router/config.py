@@ -186,6 +186,9 @@ class HttpConfig:
     http_live_body_bytes: int = option(
         512 << 20, help="most bytes of bodies being read at once", unit="bytes", minimum=1
     )
+    http_head_timeout_s: float = option(
+        20.0, help="longest time for a request's head to arrive", unit="s", minimum=0.1
+    )
     http_body_timeout_s: float = option(
         60.0, help="longest time for a request's body to arrive", unit="s", minimum=0.1
     )

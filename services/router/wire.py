@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Iterable
 
 from epd.errors import InvalidRequestError
-from epd.rpc.request_context import new_id
+from epd.rpc.request_context import MAX_ID_LENGTH, new_id
 from epd.v1 import common_pb2, router_pb2
 from epd.wire.finish_reason import finish_reason_to_proto
 from epd.wire.media import video_from_proto
@@ -33,7 +33,6 @@ from services.router.workers import ServedModel, WorkerState
 
 #: Seeds fit a signed 64-bit number, which is what many clients can write.
 _SEED_BITS = 63
-_MAX_ID_LENGTH = 128
 
 
 def call_from_proto(request: router_pb2.GenerateRequest, client: str) -> GenerateCall:
@@ -42,9 +41,9 @@ def call_from_proto(request: router_pb2.GenerateRequest, client: str) -> Generat
     Raises:
         InvalidRequestError: a field has no valid value.
     """
-    if len(request.request_id) > _MAX_ID_LENGTH:
+    if len(request.request_id) > MAX_ID_LENGTH:
         raise InvalidRequestError(
-            f"request_id has {len(request.request_id)} characters, at most {_MAX_ID_LENGTH} fit",
+            f"request_id has {len(request.request_id)} characters, at most {MAX_ID_LENGTH} fit",
             field="request_id",
         )
     sampling = sampling_from_proto(request.sampling)

@@ -1,6 +1,7 @@
 """The HTTP server by itself: probes, bounds on bodies and connections, and being off."""
 
 import asyncio
+import contextlib
 import json
 
 import pytest
@@ -39,6 +40,12 @@ def post(body, length=None):
 
 def error_of(body):
     return json.loads(body)["error"]
+
+
+@pytest.fixture
+async def strict_router(model, fleet):
+    async with running(*fleet.workers), router(model, fleet.workers, model_name="m") as served:
+        yield served.http
 
 
 async def test_probes_tell_whether_requests_are_welcome(model, fleet):
@@ -80,6 +87,74 @@ async def test_bodies_are_bounded_in_size_time_and_shape(model, fleet):
         assert error_of(body)["code"] == "no_such_endpoint"
         assert (await exchange(served.http, get("/nothing")))[0] == 404
         assert fleet.prefill.calls["Prefill"] == 0
+
+
+async def test_a_connection_that_sends_no_request_ends_and_its_place_is_free(model, fleet):
+    async def dripping(begin: bytes, drop: bytes) -> None:
+        """Sends forever, bit by bit, until the connection is closed."""
+        reader, writer = await asyncio.open_connection(*served.http.rsplit(":", 1))
+        writer.write(begin)
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(drop)
+                await writer.drain()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(1000), 0.1)
+        writer.close()
+
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+    async with (
+        running(*fleet.workers),
+        router(
+            model,
+            fleet.workers,
+            http_connections="4",
+            http_head_timeout_s="1",
+            http_body_bytes="10",
+        ) as served,
+        asyncio.timeout(30),
+    ):
+        await asyncio.gather(
+            dripping(b"", b""),  # nothing at all
+            dripping(head, b"x: y\r\n"),  # a head without end
+            # the rest of a body whose request is refused
+            dripping(head + b"content-length: 100000\r\n\r\n" + b" " * 20, b" "),
+        )
+        assert (await exchange(served.http, get("/health")))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "code"),
+    [
+        # Half of a surrogate pair, which Python's JSON takes, as an escape and as bytes.
+        ("messages", rb'[{"role": "user", "content": "\ud800"}]', "not_json"),
+        ("messages", b'[{"role": "user", "content": "\xed\xa0\x80"}]', "not_json"),
+        ("\\udfff", b"1", "not_json"),
+        ("temperature", b"1" + b"0" * 400, "invalid_request"),
+        ("max_tokens", b"4294967296", "invalid_request"),
+        ("top_k", b"1" + b"0" * 30, "invalid_request"),
+        ("logit_bias", b'{"' + b"9" * 5000 + b'": 1}', "invalid_request"),
+        (
+            "messages",
+            '[{"role": "user", "content": [{"type": "image_url", "image_url": '
+            '{"url": "data:image/png;base64,\u00e9"}}]}]'.encode(),
+            "invalid_request",
+        ),
+    ],
+)
+async def test_values_that_no_message_can_carry_are_the_clients_mistake(
+    strict_router, field, value, code
+):
+    fields = {"model": b'"m"', "messages": b'[{"role": "user", "content": "x"}]'}
+    fields[field] = value
+    body = b", ".join(b'"%s": %s' % (name.encode(), text) for name, text in fields.items())
+    status, _, answer = await exchange(strict_router, post(b"{" + body + b"}"))
+    assert (status, error_of(answer)["code"]) == (400, code)
+
+
+async def test_a_pair_of_surrogate_escapes_is_one_character(strict_router):
+    body = rb'{"model": "m", "messages": [{"role": "user", "content": "\ud83d\ude00"}]}'
+    assert (await exchange(strict_router, post(body)))[0] == 200
 
 
 async def test_bodies_that_together_are_too_large_are_refused_and_forgotten(model, fleet):

@@ -161,6 +161,18 @@ async def test_wrong_requests_name_the_field(model: Path, fleet: Fleet) -> None:
     assert not sum(fleet.prefill.calls.values()) + sum(fleet.encoder.calls.values())
 
 
+async def test_a_mistake_is_told_as_such_however_long_the_value_that_is_wrong(
+    model: Path, fleet: Fleet
+) -> None:
+    long = "\u00e9" * 100_000  # three bytes of percent-encoding for each of two bytes
+    wrong_role = request()
+    wrong_role.conversation.messages[0].role = long
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        for wrong in (wrong_role, request(model=long), request(request_id=long)):
+            error = await failure(served.stub.Generate(wrong))
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_images_for_a_text_only_model_are_unimplemented(model: Path, fleet: Fleet) -> None:
     for worker in fleet.workers:
         worker.info.accepts_images = False

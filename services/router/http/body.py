@@ -1,13 +1,13 @@
 """Request bodies: read within bounds, decoded off the event loop when they are large."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from epd.errors import InvalidRequestError, RequestCancelledError, ResourceExhaustedError
+from services.router.http.strict_json import read_json
 
 T = TypeVar("T")
 #: A smaller body is decoded in well under a millisecond.
@@ -75,6 +75,6 @@ class BodyReader:
 
 def _decode(body: bytes) -> Any:
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
+        return read_json(body)
+    except ValueError as error:
         raise InvalidRequestError("the body is no JSON", field="", reason="NOT_JSON") from error

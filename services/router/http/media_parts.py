@@ -1,7 +1,6 @@
 """Images and videos in a message's content."""
 
 import base64
-import binascii
 
 from epd.errors import InvalidRequestError, UnsupportedFeatureError
 from epd.media import Video
@@ -75,5 +74,5 @@ def _required(part: Fields, name: str) -> Fields:
 def _decoded(payload: str, path: str) -> bytes:
     try:
         return base64.b64decode(payload, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # of characters beyond ASCII no binascii.Error
         raise InvalidRequestError("not valid base64", field=path) from error

@@ -10,6 +10,8 @@ from services.router.http.response_format import read_constraint
 
 #: Seeds fit a signed 64-bit number, which is what many clients can write.
 _SEED_BITS = 63
+#: Of a token id.
+_MAX_ID_DIGITS = 10
 
 
 def read_sampling(fields: Fields, *, max_tokens: int, top_logprobs: int) -> SamplingParams:
@@ -95,7 +97,7 @@ def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
         return ()
     bias: dict[int, float] = {}
     for key in list(given):
-        if not key.isdecimal() or int(key) >= 2**32:
+        if not key.isdecimal() or len(key) > _MAX_ID_DIGITS or int(key) >= 2**32:
             raise InvalidRequestError(f"{key[:32]!r} is no token id", field="logit_bias")
         value = given.number(key)
         assert value is not None

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from epd.rpc.server import GrpcServer
 from epd.rpc.server_config import ServerConfig
 from epd.rpc.tls_files import TlsFiles
 from services.router.config import HttpConfig
+from services.router.http.bounded_protocol import BoundedProtocol
 
 _BACKLOG = 1024
 
@@ -51,7 +53,7 @@ class HttpServer:
         self._uvicorn = _Embedded(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=functools.partial(BoundedProtocol, http.http_head_timeout_s),  # type: ignore[arg-type]
                 ws="none",
                 loop="none",
                 lifespan="off",

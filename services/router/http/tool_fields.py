@@ -7,6 +7,7 @@ from epd.errors import InvalidRequestError, UnsupportedFeatureError
 from epd.text.call_parsers import CALL_PARSERS
 from services.router.calls import Tool, ToolCall
 from services.router.http.fields import Fields
+from services.router.http.strict_json import read_json
 from services.router.http.tool_use import ToolUse
 
 #: Deeper JSON than any schema needs; what reads it later goes down by recursion.
@@ -123,8 +124,8 @@ def _call(fields: Fields) -> ToolCall:
     name, arguments = function.required_text("name"), function.required_text("arguments")
     path = function.name("arguments")
     try:
-        found = json.loads(arguments)
-    except (ValueError, RecursionError):
+        found = read_json(arguments)
+    except ValueError:
         found = None
     if not isinstance(found, dict):
         raise InvalidRequestError("expected the JSON text of an object", field=path)

@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from services.router.calls import (
 )
 from services.router.http.fields import Fields
 from services.router.http.sampling_fields import read_sampling, read_stop
+from services.router.http.strict_json import read_json
 from services.router.kserve.tensors import TensorSpec, read_tensors
 
 #: The only version of the one model.
@@ -141,8 +141,8 @@ def _sampling_fields(inputs: dict[str, list[bytes]]) -> Fields:
     path = "inputs.sampling_parameters"
     text = _text(inputs.get("sampling_parameters", [b"{}"])[0], path)
     try:
-        values = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
+        values = read_json(text or "{}")
+    except ValueError as error:
         raise InvalidRequestError("no JSON", field=path) from error
     if isinstance(values, dict):
         values = {name: _number(name, value) for name, value in values.items()}
@@ -153,8 +153,8 @@ def _number(name: str, value: Any) -> Any:
     if not isinstance(value, str) or name in _NOT_NUMBERS:
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return read_json(value)
+    except ValueError:
         return value  # whoever reads the field says what is wrong
 
 
