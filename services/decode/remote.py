@@ -6,11 +6,12 @@ from opentelemetry.trace import Tracer
 
 from epd.engine.async_engine import AsyncEngine
 from epd.engine.grammar import Matcher
-from epd.engine.requests import Admitted, EngineRequest, Failed, RequestMode
+from epd.engine.requests import Admitted, EngineRequest, Failed, Preempted, RequestMode
 from epd.errors import DuplicateRequestError, EpdError
 from epd.handover.receiver import KvReceiver
 from epd.handover.sealed_transfer import SealedTransfer
 from epd.telemetry import semconv
+from epd.v1 import decode_pb2
 from epd.worker.stages import Stages
 from services.decode.answer import Emit, PromptFacts, send_answer
 from services.decode.request import DecodeJob
@@ -88,6 +89,9 @@ class RemoteDecoding:
                 raise
             if isinstance(first, Failed):
                 raise first.error
+            if isinstance(first, Preempted):  # while it waited to join, holding its blocks
+                await emit(decode_pb2.DecodeResponse(preempted=decode_pb2.Preempted()))
+                return
             assert isinstance(first, Admitted)
             await send_answer(events, first, facts, stages, emit, self._max_buffered_tokens)
 
