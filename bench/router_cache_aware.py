@@ -93,10 +93,7 @@ class _Bench:
             def measure(policy: str, seed: int, shared: bool = shared) -> float:
                 return asyncio.run(self._mean_ttft_ms(routers[policy], seed, shared))
 
-            arms = {
-                policy: (lambda seed, policy=policy: measure(policy, seed))  # type: ignore[misc]
-                for policy in ARMS
-            }
+            arms = {policy: (lambda seed, policy=policy: measure(policy, seed)) for policy in ARMS}
             samples = interleave(arms, self._rounds, self._seed)
             raw += [Sample(f"{s.arm}:{name}", s.round, s.seed, s.value) for s in samples]
             found[name] = ratio(samples, *ARMS)

@@ -87,7 +87,7 @@ async def _serve(stand_in: StandIn, role: worker_pb2.WorkerRole) -> tuple[grpc.a
         kv_layout=common_pb2.KvLayout(block_size=32, dtype="float32"),
     )
     load = worker_pb2.WatchLoadResponse(instance_id=info.instance_id)
-    healthy = health.aio.HealthServicer()
+    healthy = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(
         WorkerServicer(lambda: info, lambda: load, heartbeat_s=0.25, kv_events=_no_events), server

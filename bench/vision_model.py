@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 #: Tokenizer, chat template and language half are those of the shipped model.
@@ -32,6 +33,7 @@ def make_vision_model(folder: Path, tower: Tower, seed: int = 0) -> Path:
     """Saves a Qwen2-VL with that tower, weights drawn at random."""
     config = Qwen2VLConfig.from_pretrained(TEMPLATE)
     vision = config.vision_config
+    assert isinstance(vision, Qwen2VLVisionConfig)
     vision.depth, vision.embed_dim, vision.num_heads = tower.depth, tower.embed_dim, tower.num_heads
     torch.manual_seed(seed)
     Qwen2VLForConditionalGeneration(config).save_pretrained(folder)

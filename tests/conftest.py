@@ -59,7 +59,7 @@ async def open_channel():
 
     yield open_to
     for channel in channels:
-        await channel.close()
+        await channel.close(None)
 
 
 @pytest.hookimpl(wrapper=True)

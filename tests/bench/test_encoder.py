@@ -3,17 +3,19 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from bench.reuse_workloads import SIZES, WORKLOADS, account_bytes, hit_rate
+from epd.encoding.eviction_policy import PolicyName
 
 
-def last_line(*arguments: str) -> dict[str, object]:
+def last_line(*arguments: str) -> dict[str, Any]:
     """The result of a run."""
     command = [sys.executable, "-m", "bench", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    result: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
@@ -45,7 +47,7 @@ def test_encode_overlap_tells_gain_and_cost_and_that_it_engages_when_idle_only()
 
 
 @pytest.mark.parametrize("policy", ["s3fifo", "lru"])
-def test_the_accounts_of_an_embedding_take_little(policy: str) -> None:
+def test_the_accounts_of_an_embedding_take_little(policy: PolicyName) -> None:
     assert account_bytes(policy) < 4096
 
 
@@ -61,7 +63,7 @@ def test_more_memory_hits_more_and_one_hit_wonders_favour_s3fifo() -> None:
 
 
 @pytest.mark.parametrize("policy", ["s3fifo", "lru"])
-def test_with_room_for_everything_only_first_times_miss(policy: str) -> None:
+def test_with_room_for_everything_only_first_times_miss(policy: PolicyName) -> None:
     images = list(WORKLOADS["chat_window"](1000, 0))
     room = len(images) * max(SIZES)
     found = hit_rate(policy, iter(images), room)

@@ -3,6 +3,8 @@
 import grpc
 import pytest
 
+from epd.errors import InvalidRequestError
+from epd.rpc.status import error_from_rpc
 from epd.v1 import common_pb2
 from tests.support.ask import ask, generate_request, greedy
 from tests.support.reference import Question
@@ -34,8 +36,8 @@ async def test_endings_that_leave_no_token_to_draw_are_refused_and_kill_no_engin
     sampling = common_pb2.SamplingParams(max_tokens=5, **given)
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
         await ask(channel, generate_request(QUESTION, sampling))
-    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    details = dict(refusal.value.trailing_metadata())["grpc-status-details-bin"]
-    assert field.encode() in details
+    error = error_from_rpc(refusal.value)
+    assert isinstance(error, InvalidRequestError)
+    assert error.field == field
     answer = await ask(channel, generate_request(QUESTION, greedy(8)))
     assert answer.token_ids == reference.greedy(QUESTION, 8)

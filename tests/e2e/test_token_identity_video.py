@@ -2,6 +2,7 @@
 
 import base64
 import random
+from typing import Any
 
 import openai
 import pytest
@@ -58,18 +59,20 @@ async def test_a_video_over_http_is_answered_as_over_grpc_and_by_transformers(
     assert over_grpc.token_ids == reference.greedy(question, TOKENS)
     frames = ",".join(base64.b64encode(one).decode() for one in question.videos[0].frames)
     video_url = {"url": f"data:video/jpeg;base64,{frames}", "fps": 2.5}
-    content = [{"type": "video_url", "video_url": video_url}]
+    content: list[Any] = [
+        {"type": "video_url", "video_url": video_url},
+        {"type": "text", "text": question.text},
+    ]
     async with openai.AsyncOpenAI(
         base_url=f"http://{fleet.http_address}/v1", api_key="unused", max_retries=0
     ) as client:
         answer = await client.chat.completions.create(
             model=(await client.models.list()).data[0].id,
-            messages=[
-                {"role": "user", "content": [*content, {"type": "text", "text": question.text}]}
-            ],
+            messages=[{"role": "user", "content": content}],
             temperature=0,
             max_tokens=TOKENS,
             extra_body={"ignore_eos": True},
         )
     assert answer.choices[0].message.content == over_grpc.text
+    assert answer.usage is not None
     assert answer.usage.prompt_tokens == over_grpc.completion.usage.prompt_tokens

@@ -54,7 +54,7 @@ async def client(service: ServiceProcess, slow_model: Path) -> AsyncIterator[Cli
     digest = EncodingConfig().processor_digest(load_family(slow_model))
     client = Client(service.address, Caller(digest, model_digest(slow_model)))
     yield client
-    await client.channel.close()
+    await client.channel.close(None)
 
 
 @asynccontextmanager

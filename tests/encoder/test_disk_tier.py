@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from epd.encoding import disk_folder
+from epd.encoding import disk_folder, disk_record
 from epd.encoding.disk_index import DiskIndex
 from epd.encoding.disk_tier import DiskTier, DiskTierConfig
 from epd.encoding.encoder import Encoder
@@ -165,7 +165,7 @@ async def test_a_disk_that_fails_costs_no_request(
 async def test_writes_beyond_the_queue_are_dropped_and_counted(
     make_encoder: MakeEncoder, caller: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, write = threading.Event(), disk_folder.write_record
+    gate, write = threading.Event(), disk_record.write_record
 
     def held_up(*arguments: Any) -> None:
         gate.wait(60)
@@ -188,7 +188,7 @@ async def test_a_cancelled_load_keeps_the_memory_until_the_thread_is_through(
     encoder = await make_encoder(**settings(tmp_path))
     await embed(encoder, caller, 0)
     await settled(encoder)
-    gate, begun, read = threading.Event(), threading.Event(), disk_folder.read_record
+    gate, begun, read = threading.Event(), threading.Event(), disk_record.read_record
 
     def held_up(*arguments: Any) -> None:
         begun.set()

@@ -167,7 +167,7 @@ async def test_dead_batcher_thread_fails_all_calls_and_reports(
     causes: list[BaseException] = []
     encoder = Encoder(family, watched, digest_of_model, EncodingConfig(), on_fatal=causes.append)
     await encoder.start()
-    watched.fault = SystemExit("out of everything")  # type: ignore[assignment]
+    watched.fault = SystemExit("out of everything")
     results = await asyncio.gather(
         *(caller.encode(encoder, file(seed)) for seed in range(3)), return_exceptions=True
     )

@@ -69,7 +69,8 @@ def test_the_difference_is_bounded(image: Image.Image, most_mean: float, most: i
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_turned_file_comes_out_upright(orientation: int) -> None:
     data = encoded(photo(1400, 1050), "JPEG", quality=90, exif=exif(orientation))
-    upright = JpegDraft(*TARGET[:: -1 if orientation > 4 else 1], resample=DRAFT.resample)
+    width, height = reversed(TARGET) if orientation > 4 else TARGET
+    upright = JpegDraft(width, height, resample=DRAFT.resample)
     assert differences(data, upright).max() <= 4
 
 
@@ -81,7 +82,7 @@ def test_a_turned_file_comes_out_upright(orientation: int) -> None:
 )  # fmt: skip
 def test_other_files_are_decoded_whole(data: bytes) -> None:
     whole = read_image(data, ImageLimits(), "image")
-    assert np.array_equal(whole, read_image(data, ImageLimits(), "image", DRAFT))
+    assert whole == read_image(data, ImageLimits(), "image", DRAFT)
 
 
 async def test_it_is_off_unless_asked_for_and_then_gives_an_image_another_digest(

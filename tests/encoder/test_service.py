@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -27,6 +28,7 @@ from epd.telemetry.prometheus import scrape
 from epd.telemetry.span_store import SpanStore
 from epd.transfer.buffer import HostBuffer
 from epd.v1 import encoder_pb2, encoder_pb2_grpc, worker_pb2, worker_pb2_grpc
+from epd.wire.media import media_fields
 from epd.wire.transfer import agent_from_proto, segment_from_proto
 from epd.worker.transfer_endpoint import open_endpoint
 from tests.encoder.calls import Caller
@@ -78,7 +80,9 @@ class Client:
 
     def request(self, *files: bytes) -> encoder_pb2.EncodeRequest:
         images = [
-            encoder_pb2.EncodeImage(image_index=one.image_index, digest=one.digest, data=one.data)
+            encoder_pb2.EncodeImage(
+                image_index=one.image_index, digest=one.digest, **media_fields(one.data)
+            )
             for one in self._caller.images(files)
         ]
         return encoder_pb2.EncodeRequest(request_id=secrets.token_hex(8), images=images)
@@ -124,7 +128,7 @@ class Client:
 async def client(service: ServiceProcess, caller: Caller):
     client = Client(service.address, caller)
     yield client
-    await client.channel.close()
+    await client.channel.close(None)
 
 
 async def test_embedding_read_over_nixl_equals_the_whole_model(
@@ -233,7 +237,7 @@ async def test_spans_hang_under_the_call_and_hits_have_none(
         await client.release(await client.encode(data, metadata=(("traceparent", parent),)))
         return trace_id
 
-    async def arrived(trace_id: str) -> list:
+    async def arrived(trace_id: str) -> list[Any]:
         """The spans once the server's, which ends last, is among them."""
         async with asyncio.timeout(30):
             while not any(one.kind == "SERVER" for one in spans.spans(trace_id)):
@@ -293,7 +297,7 @@ async def test_sigterm_lets_running_calls_end_and_takes_no_new_ones(
         _, alive = psutil.wait_procs(children, timeout=30)
         assert not alive
     finally:
-        await client.channel.close()
+        await client.channel.close(None)
         service.kill()
 
 

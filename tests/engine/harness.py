@@ -75,6 +75,15 @@ class Client:
             assert isinstance(last, Finished), last
         return [self.tokens(request.request_id) for request in requests]
 
+    def hand_over(self, done: PrefillDone, request_id: str) -> tuple[int, ...]:
+        """The KV of a prefill in blocks of its own, as it arrives elsewhere; ends the prefill."""
+        blocks = self.engine.pool.allocate(len(done.block_ids))
+        assert blocks is not None
+        kv = self.engine.kv_cache.tensor
+        kv[:, blocks] = kv[:, list(done.block_ids)]
+        self.engine.release(request_id)
+        return tuple(blocks)
+
     def assert_idle(self) -> None:
         """No request, no block in use, accounts in order."""
         stats = self.engine.stats()
@@ -155,7 +164,8 @@ class ImagePrompts:
         if pixels:
             inputs["pixel_values"] = torch.cat([torch.from_numpy(p.patches) for p in pixels])
             inputs["image_grid_thw"] = torch.tensor([p.grid for p in pixels])
-            inputs["mm_token_type_ids"] = (ids == self._family.embedding_token_id).int()
+            assert self._family.embedding_token_id is not None
+            inputs["mm_token_type_ids"] = ids.eq(self._family.embedding_token_id).int()
         return made, inputs
 
 

@@ -122,14 +122,10 @@ def test_prefill_and_decode_follow_one_grammar(folder):
         half = constrained(client, "prefill", schema(), prompt)
         client.engine.submit(dataclasses.replace(half, mode=RequestMode.PREFILL_ONLY))
         first = client.wait("prefill", PrefillDone)
-        blocks = client.engine.pool.allocate(len(first.block_ids))
-        kv = client.engine.kv_cache.tensor
-        kv[:, blocks] = kv[:, list(first.block_ids)]
-        client.engine.release("prefill")
         rest = dataclasses.replace(
             constrained(client, "decode", schema(), prompt),
             mode=RequestMode.PREFILLED,
-            block_ids=tuple(blocks),
+            block_ids=client.hand_over(first, "prefill"),
             first_token=first.token_id,
         )
         (tail,) = client.run([rest])

@@ -52,7 +52,7 @@ def test_embeddings_that_come_late_give_the_same_tokens(
         for position in (1, 0, 2):  # not in order
             first = min(p for p in range(3) if late[p].isnan().any())
             before = made.images[first].offset
-            eventually(lambda before=before: bool(computed) or before < 8)
+            eventually(lambda: bool(computed) or before < 8)  # noqa: B023
             assert all(end <= before for end in computed)
             late[position].copy_(made.embeddings[position])
             gate.open(position)

@@ -1,6 +1,7 @@
 """Penalties, bias and top log probabilities equal transformers', wherever a request runs."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tests.engine.harness import Reference, request, running, text_prompt
 
 TOKENS = 24
 #: Strong, so that each of them changes the greedy tokens.
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "repetition": {"repetition_penalty": 1.8},
     "repetition below one": {"repetition_penalty": 0.6},
     "frequency": {"frequency_penalty": 1.5},
@@ -62,7 +63,9 @@ def expected(model, prompt, params):
     """Greedy tokens of generate with transformers' own processors."""
     processors = LogitsProcessorList()
     if params.logit_bias:
-        bias = {(token,): value for token, value in params.logit_bias}
+        bias: list[list[list[int] | float]] = [
+            [[token], value] for token, value in params.logit_bias
+        ]
         processors.append(SequenceBiasLogitsProcessor(bias))
     if params.repetition_penalty != 1.0:
         processors.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
@@ -131,10 +134,6 @@ def test_prefill_and_decode_engines_together_draw_what_one_engine_draws(folder, 
         )
         first = client.wait("prefill", PrefillDone)
         assert len(first.top_logprobs.token_ids) == 3
-        blocks = client.engine.pool.allocate(len(first.block_ids))
-        kv = client.engine.kv_cache.tensor
-        kv[:, blocks] = kv[:, list(first.block_ids)]
-        client.engine.release("prefill")
         rest = client.run(
             [
                 request(
@@ -143,7 +142,7 @@ def test_prefill_and_decode_engines_together_draw_what_one_engine_draws(folder, 
                     sampling=params,
                     emitted_count=emitted,
                     mode=RequestMode.PREFILLED,
-                    block_ids=tuple(blocks),
+                    block_ids=client.hand_over(first, "prefill"),
                     first_token=first.token_id,
                 )
             ]

@@ -69,9 +69,10 @@ def test_positions_equal_get_rope_index(
     parts = [p for part in parts for p in ((part,) if isinstance(part, int) else (1, part))]
     tokens, images = layout(family, parts)
     ids = torch.tensor([tokens])
+    assert family.embedding_token_id is not None
     grids = torch.tensor([image.grid for image in images]) if images else None
     expected, delta = reference.model.get_rope_index(
-        ids, (ids == family.embedding_token_id).int(), grids
+        ids, ids.eq(family.embedding_token_id).int(), grids
     )
     total = sum(family.plan_image(i.grid).position_delta for i in images if i.grid)
     assert total == delta.item()

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -47,7 +48,7 @@ def finish_step(scheduler: Scheduler, plan: StepPlan) -> None:
                 scheduler.end(run.sequence)
 
 
-def make(**changes: int | bool) -> tuple[Scheduler, BlockPool]:
+def make(**changes: Any) -> tuple[Scheduler, BlockPool]:
     config = dataclasses.replace(CONFIG, **changes)
     pool = BlockPool(config.num_blocks, config.block_size, config.prefix_cache)
     return Scheduler(pool, config), pool
@@ -265,7 +266,7 @@ def test_running_requests_get_a_token_in_every_step_of_a_long_prompt() -> None:
 @pytest.mark.parametrize(
     "changes", [{"token_budget": 4}, {"block_size": 0}, {"num_blocks": 0}, {"max_running": 0}]
 )
-def test_settings_that_cannot_work_are_refused(changes: dict[str, int]) -> None:
+def test_settings_that_cannot_work_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
         dataclasses.replace(CONFIG, **changes).validate()
 

@@ -60,6 +60,7 @@ async def main(port):
         command = json.loads(line)
         side.faults.delay = {int(k): v for k, v in command.pop("delay", {}).items()}
         blocks = side.pool.allocate(side.layout.blocks_for(command["token_count"]))
+        assert blocks is not None
         side.pool.free(blocks)
         try:
             report = await side.run_request(target=target, **command)

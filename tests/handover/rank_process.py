@@ -26,7 +26,7 @@ class Rank:
         self.agent = open_agent("nixl", f"rank{rank}of{degree}")
         self.agent.register(self.memory.segment)
         self.descriptor = self.agent.descriptor()
-        self.arrived = []
+        self.arrived: list[tuple[str, bytes]] = []
         self.agent.subscribe(self.arrived.extend)
 
     def blocks(self):

@@ -373,7 +373,12 @@ async def test_a_handle_to_memory_the_encoder_does_not_offer_is_the_callers_mist
     bad = dataclasses.replace(good, segments=(Segment(outside, good.byte_count),))
     connects = []
     connect = reader.agent.connect
-    reader.agent.connect = lambda peer: connects.append(peer) or connect(peer)
+
+    def counted_connect(peer):
+        connects.append(peer)
+        return connect(peer)
+
+    reader.agent.connect = counted_connect
     with pytest.raises(InvalidRequestError) as raised:
         await reader.fetch([good, bad])
     assert raised.value.field == "images[1].handle.segments"

@@ -18,7 +18,7 @@ class RecordingAgent:
 
     def connect(self, peer):
         self.calls.append(("connect", peer.agent_name))
-        done = Future()
+        done: Future[None] = Future()
         if self.error:
             done.set_exception(self.error)
         else:

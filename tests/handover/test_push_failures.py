@@ -407,7 +407,7 @@ async def test_one_open_push_per_request(make):
 
 async def test_death_of_the_agent_thread_fails_every_open_push(make):
     async with make(prefill={"drain_timeout_s": 0.2}).running() as pair:
-        deaths = []
+        deaths: list[BaseException] = []
         pair.prefill.agent.on_death(deaths.append)
         gates = {2: threading.Event()}
         push = asyncio.create_task(pair.prefill.run_request("t", pair.target, 40, gates=gates))

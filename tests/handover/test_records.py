@@ -60,6 +60,7 @@ def test_any_damaged_byte_is_noticed(position):
 def test_an_unwritten_slot_holds_no_seal():
     slots = SealSlots(2)
     slot = slots.take()
+    assert slot is not None
     with pytest.raises(DataLossError):
         SealRecord.decode(slots.read(slot), "t", 3)
 
@@ -67,6 +68,7 @@ def test_an_unwritten_slot_holds_no_seal():
 def test_a_slot_is_zeroed_before_it_is_used_again():
     slots = SealSlots(1)
     slot = slots.take()
+    assert slot is not None
     slots.write(slot, RECORD.encode())
     slots.give_back(slot)
     assert slots.take() == slot

@@ -37,6 +37,9 @@ class RemotePrefill:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             limit=1 << 24,
         )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.commands, self.answers = self.process.stdin, self.process.stdout
         told = await self.answer()
         self.descriptor = AgentDescriptor(**{**told, "metadata": bytes.fromhex(told["metadata"])})
         self.decode.receiver.peer_arrived(self.descriptor)
@@ -47,15 +50,15 @@ class RemotePrefill:
 
     async def __aexit__(self, *_):
         if self.process.returncode is None:
-            self.process.stdin.close()
+            self.commands.close()
         await asyncio.wait_for(self.process.wait(), 60)
         self.server.close()
 
     def tell(self, command):
-        self.process.stdin.write(json.dumps(command).encode() + b"\n")
+        self.commands.write(json.dumps(command).encode() + b"\n")
 
     async def answer(self):
-        return json.loads(await asyncio.wait_for(self.process.stdout.readline(), 60))
+        return json.loads(await asyncio.wait_for(self.answers.readline(), 60))
 
     async def kill(self):
         self.process.kill()
@@ -76,7 +79,7 @@ class RemotePrefill:
                 result = receiver.fail(transfer_id, TransferFailedError(message), settled)
             else:
                 result = getattr(receiver, name)(*arguments)
-            answer = {"result": result}
+            answer: dict[str, object] = {"result": result}
         except Exception as error:
             answer = {"error": str(error)}
         writer.write(json.dumps(answer).encode() + b"\n")

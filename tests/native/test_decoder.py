@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,9 +73,13 @@ def greedy(runner: LanguageRunner, prompts: Sequence[Sequence[int]], count: int)
 @pytest.mark.usefixtures("compiled")
 def test_logits_and_kv_equal_those_of_the_transformers_module(family: ModelFamily) -> None:
     native, plain = native_runner(family), torch_runner(family)
-    near = {"rtol": 1e-4, "atol": 1e-4}  # float32 sums in another order, values up to 10
-    torch.testing.assert_close(prefill(native, PROMPTS), prefill(plain, PROMPTS), **near)
-    torch.testing.assert_close(native.kv_cache.tensor, plain.kv_cache.tensor, **near)
+
+    def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+        # float32 sums in another order, values up to 10
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+    assert_near(prefill(native, PROMPTS), prefill(plain, PROMPTS))
+    assert_near(native.kv_cache.tensor, plain.kv_cache.tensor)
 
 
 @pytest.mark.usefixtures("compiled")
@@ -112,7 +117,7 @@ def test_each_layer_is_reported_once_in_order_after_its_kv_is_final(family: Mode
 def test_the_module_s_own_weights_are_views_of_the_fused_ones(family: ModelFamily) -> None:
     modules = family.load_language(torch.float32, CPU)
     choose_execution(family, modules, threads=1)
-    attention = modules.body.layers[0].self_attn
+    attention: Any = modules.body.get_submodule("layers.0.self_attn")
     assert (
         attention.k_proj.weight.data_ptr()
         == attention.q_proj.weight.data_ptr() + attention.q_proj.weight.nbytes

@@ -1,6 +1,7 @@
 """``epd model fetch smollm2``: a plain folder that transformers loads and that talks sense."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def test_the_folder_loads_with_plain_transformers_and_answers(folder: Path) -> N
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     messages = [{"role": "user", "content": "What is the capital of France?"}]
-    inputs = tokenizer.apply_chat_template(
+    inputs: Any = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     output = model.generate(**inputs, max_new_tokens=12, do_sample=False)

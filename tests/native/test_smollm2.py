@@ -36,12 +36,11 @@ def prompts(folder: Path) -> list[list[int]]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=True
-        )["input_ids"]
-        for question in QUESTIONS
-    ]
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    rendered: Any = tokenizer.apply_chat_template(
+        chats, add_generation_prompt=True, return_dict=True
+    )
+    return list(rendered["input_ids"])
 
 
 def run_together(folder: Path, prompts: list[list[int]]) -> list[list[int]]:

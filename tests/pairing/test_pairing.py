@@ -107,7 +107,7 @@ class PrefillEnd:
         return peer_link.PeerLink(address, stub, self._terms, self._join, self._leave)
 
     async def _close(self, address: str) -> None:
-        await self.channels.pop(address).close()
+        await self.channels.pop(address).close(None)
 
     async def _join(self, peer: peer_link.DecodePeer) -> None:
         self.log.append(f"+{peer.instance_id}")
@@ -123,7 +123,7 @@ class PrefillEnd:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         for channel in self.channels.values():
-            await channel.close()
+            await channel.close(None)
 
 
 async def until(log: list[str], wanted: str) -> None:

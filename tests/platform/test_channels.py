@@ -1,10 +1,12 @@
 """Channel options, limits of messages and peers, deadlines."""
 
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import grpc
 import pytest
-from grpc._cython import cygrpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from epd.config import ConfigError
 from epd.errors import DeadlineExceededError, ResourceExhaustedError
@@ -26,7 +28,8 @@ def test_grpc_knows_every_option_by_that_name():
 
 
 def test_the_client_pings_no_oftener_than_the_server_allows():
-    client, server = dict(channel_options()), dict(server_options())
+    client: dict[str, Any] = dict(channel_options())
+    server: dict[str, Any] = dict(server_options())
     least = server["grpc.http2.min_ping_interval_without_data_ms"]
     assert client["grpc.keepalive_time_ms"] >= least
     assert client["grpc.keepalive_time_ms"] == 60_000
@@ -36,7 +39,7 @@ def test_the_client_pings_no_oftener_than_the_server_allows():
 
 
 class Measuring(prefill_pb2_grpc.PrefillServiceServicer):
-    left_s = None
+    left_s: float
 
     async def Prefill(self, request, context):
         type(self).left_s = remaining_s(context, 60.0)
@@ -71,12 +74,10 @@ async def test_onward_calls_get_what_is_left_of_the_deadline(monkeypatch):
 
 
 def test_a_passed_deadline_is_an_error():
-    class Late:
-        def time_remaining(self):
-            return -0.1
-
+    late = mock.create_autospec(grpc.aio.ServicerContext, instance=True)
+    late.time_remaining.return_value = -0.1
     with pytest.raises(DeadlineExceededError):
-        remaining_s(Late(), 1.0)
+        remaining_s(late, 1.0)
 
 
 async def test_a_peer_has_one_channel_and_the_number_of_peers_is_bounded():

@@ -62,7 +62,7 @@ async def test_a_resolver_that_does_not_answer_changes_nothing(caplog):
     watch = discovery.watch()
     await changes(watch, 1)
     names.error = socket.gaierror(socket.EAI_AGAIN, "try again")
-    waiting = asyncio.create_task(anext(watch))
+    waiting = asyncio.ensure_future(anext(watch))
     asked = names.asked
     async with asyncio.timeout(20):
         while names.asked < asked + 3:

@@ -126,6 +126,7 @@ def test_up_status_chat_trace_and_an_orderly_end(tiny_model, tmp_path):
         rows = re.findall(r"│ (\S+) +│ (127\.0\.0\.1:\d+) │ (127\.0\.0\.1:\d+) │ \d+", text())
         assert [row[0] for row in rows] == ["encoder-0", "decode-0", "prefill-0", "router"]
         api = re.search(r"OpenAI API at (http://127\.0\.0\.1:\d+/v1)", text().replace("\n", ""))
+        assert api is not None
         assert b'"owned_by":"epd"' in urllib.request.urlopen(f"{api[1]}/models", timeout=20).read()
 
         status = epd("status", tmp_path=tmp_path)

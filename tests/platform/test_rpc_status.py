@@ -97,10 +97,12 @@ async def test_the_typed_error_inside_a_task_group_is_the_one_that_counts(monkey
     assert received.code() is grpc.StatusCode.NOT_FOUND
 
 
+def answered(code: grpc.StatusCode, details: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details, None)
+
+
 async def test_an_uncaught_answer_of_a_peer_is_passed_on():
-    inner = grpc.aio.AioRpcError(
-        grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), grpc.aio.Metadata(), "full"
-    )
+    inner = answered(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
     assert isinstance(error_from_rpc(inner), errors.ResourceExhaustedError)
 
 
@@ -115,9 +117,7 @@ async def test_an_unreachable_peer_is_told_apart_from_one_that_refuses():
 
 
 def test_codes_of_no_error_class_become_internal():
-    inner = grpc.aio.AioRpcError(
-        grpc.StatusCode.UNKNOWN, grpc.aio.Metadata(), grpc.aio.Metadata(), "odd"
-    )
+    inner = answered(grpc.StatusCode.UNKNOWN, "odd")
     assert isinstance(error_from_rpc(inner), errors.InternalError)
 
 

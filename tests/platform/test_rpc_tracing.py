@@ -228,7 +228,7 @@ async def test_durations_of_calls_are_in_the_metrics_of_both_sides(monkeypatch):
             await call(pair.channel, "UnaryUnary", b"hello")
         with pytest.raises(grpc.aio.AioRpcError):
             await call(pair.channel, "UnaryUnary", b"refuse")
-        counted = 0
+        counted = 0.0
         async with asyncio.timeout(20):  # a call is counted after its answer has gone out
             while counted < 8:
                 await asyncio.sleep(0.05)

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import grpc
 import pytest
@@ -115,7 +116,8 @@ def test_what_outlasts_the_grace_period_ends_with_unavailable(tmp_path):
             process.send_signal(signal.SIGTERM)
             with pytest.raises(grpc.RpcError) as caught:
                 list(stream)
-        error = error_from_rpc(caught.value)
+        refusal: Any = caught.value  # a call as well, which its type does not say
+        error = error_from_rpc(refusal)
         assert isinstance(error, UnavailableError)
         assert (error.reason, error.retry_after_s > 0) == ("SHUTTING_DOWN", True)
         assert process.wait(60) == 0

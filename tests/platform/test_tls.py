@@ -11,6 +11,7 @@ import time
 
 import grpc
 import pytest
+from cryptography import x509
 
 from epd.config import ConfigError, resolve
 from epd.errors import EpdError, PermissionDeniedError, UnavailableError
@@ -19,6 +20,7 @@ from epd.rpc.access import CALLERS
 from epd.rpc.channels import open_channel
 from epd.rpc.client_tls import ClientTls
 from epd.rpc.health_probe import ProbeConfig, probe
+from epd.rpc.reloading_channel import ReloadingChannel
 from epd.rpc.roles import role_name
 from epd.rpc.server import GrpcServer
 from epd.rpc.server_config import ServerConfig
@@ -201,7 +203,10 @@ async def test_a_new_certificate_is_used_at_once_and_streams_on_the_old_one_fini
 ):
     client = ClientTls(router.client(PREFILL_NAME), service.address)
     client.start()
+    assert client.channel is not None
+    files_in_use = client.channel.files
     async with open_channel(service.address, tls=client.channel) as channel:
+        assert isinstance(channel, ReloadingChannel)
         stub = prefill_pb2_grpc.PrefillServiceStub(channel)
         long = stub.Prefill(prefill_pb2.PrefillRequest(token_ids=range(1, 101)))
         answers = aiter(long)
@@ -209,9 +214,7 @@ async def test_a_new_certificate_is_used_at_once_and_streams_on_the_old_one_fini
         files = authority.issue(folder, "prefill")
         authority.issue(folder, "router")
         await until(lambda: served_serial(service.address, router) == files.serial)
-        await until(
-            lambda: client.channel.files.current.certificate == router.certificate.read_bytes()
-        )
+        await until(lambda: files_in_use.current.certificate == router.certificate.read_bytes())
         for _ in range(3):
             again = stub.Prefill(prefill_pb2.PrefillRequest(token_ids=[1]), timeout=PATIENCE_S)
             assert len([one async for one in again]) == 1
@@ -236,7 +239,9 @@ def served_serial(address, files: CertificateFiles) -> int:
         socket.create_connection((host, int(port))) as plain,
         files.context().wrap_socket(plain) as tls,
     ):
-        return int(tls.getpeercert()["serialNumber"], 16)
+        certificate = tls.getpeercert(binary_form=True)
+    assert certificate is not None
+    return x509.load_der_x509_certificate(certificate).serial_number
 
 
 def test_files_that_do_not_fit_together_change_nothing(authority, tmp_path, caplog):

@@ -115,7 +115,7 @@ class FakeWorker:
 
     async def start(self) -> None:
         """Serves."""
-        self.health = health.aio.HealthServicer()
+        self.health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self.server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self.worker_service, self.server)
@@ -299,7 +299,7 @@ class FakePrefill(FakeWorker, prefill_pb2_grpc.PrefillServiceServicer):
                 first_token=prefill_pb2.FirstToken(
                     token_id=END if self.first_token_ends else token,
                     logprob=-0.5,
-                    finish_reason=common_pb2.FINISH_REASON_STOP if self.first_token_ends else 0,
+                    finish_reason=common_pb2.FINISH_REASON_STOP if self.first_token_ends else None,
                     cached_tokens=cached_tokens,
                     timings=[common_pb2.StageTiming(stage="prefill", duration_ns=computed_ns)],
                     service_ns=self.service_ns,

@@ -23,6 +23,7 @@ from services.router.__main__ import SERVICE
 from services.router.application import application
 from services.router.config import RouterConfig
 from tests.router.fake_workers import FakeDecode, FakeEncoder, FakePrefill, FakeWorker, answer_token
+from tests.support.answer import collect
 
 #: Quick reactions, so that tests need not wait.
 FAST = {
@@ -134,32 +135,9 @@ async def eventually(condition: Callable[[], bool], within_s: float = 15.0) -> N
             await asyncio.sleep(0.005)
 
 
-@dataclass
-class Answer:
-    """Everything a stream brought."""
-
-    token_ids: list[int]
-    text: str
-    deltas: list[router_pb2.Delta]
-    completion: router_pb2.Completion | None
-
-
 def answer_of(seed: int, length: int) -> list[int]:
     """The first tokens of the fakes' answer."""
     return [answer_token(seed, position) for position in range(length)]
-
-
-async def collect(call: Any) -> Answer:
-    """Reads a stream to its end."""
-    answer = Answer([], "", [], None)
-    async for response in call:
-        if response.HasField("delta"):
-            answer.deltas.append(response.delta)
-            answer.token_ids += response.delta.token_ids
-            answer.text += response.delta.text
-        else:
-            answer.completion = response.completion
-    return answer
 
 
 def _addresses(workers: Sequence[FakeWorker], kind: type[FakeWorker]) -> str:

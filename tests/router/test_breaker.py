@@ -21,8 +21,9 @@ from services.router.breaker import CircuitBreaker
 from services.router.retry_budget import RetryBudget
 from tests.router.conftest import Fleet
 from tests.router.fake_workers import FakePrefill
-from tests.router.harness import collect, failure, request, router, running
+from tests.router.harness import failure, request, router, running
 from tests.router.test_prefix_knowledge import Clock
+from tests.support.answer import collect
 
 FAULT = UnavailableError("broken")
 

@@ -10,8 +10,9 @@ from epd.block_hashes import block_hashes
 from epd.v1 import router_pb2, worker_pb2
 from tests.router.conftest import Fleet
 from tests.router.fake_workers import FakePrefill, FakeWorker
-from tests.router.harness import collect, eventually, router, running
+from tests.router.harness import eventually, router, running
 from tests.router.model_folder import token_ids
+from tests.support.answer import collect
 
 BLOCK_SIZE = 32
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from epd import errors
 from epd.cli.main import app
 from epd.client import EpdClient, Image, Message, RawText, Sampling, Tokens
+from epd.client.prompts import ImageSource
 from epd.image_digest import image_digest
 from epd.sampling import FinishReason
 from tests.router.conftest import Fleet
@@ -37,7 +38,7 @@ async def test_the_client_streams_deltas_and_knows_the_completion(
 ) -> None:
     (tmp_path / "a.png").write_bytes(b"file")
     async with connected(model, fleet) as client:
-        images = [tmp_path / "a.png", b"bytes", Image(b"image")]
+        images: list[ImageSource] = [tmp_path / "a.png", b"bytes", Image(b"image")]
         stream = client.generate("what?", images=images, sampling=EIGHT, logprobs=True)
         with pytest.raises(RuntimeError):
             _ = stream.completion

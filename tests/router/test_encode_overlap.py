@@ -6,7 +6,8 @@ from typing import Any
 
 from tests.router.conftest import Fleet
 from tests.router.fake_workers import FakePrefill
-from tests.router.harness import collect, eventually, request, router, running
+from tests.router.harness import eventually, request, router, running
+from tests.support.answer import collect
 
 OVERLAP = {"encode_overlap": "true"}
 

@@ -17,15 +17,8 @@ from epd.rpc.status import error_from_rpc
 from epd.v1 import router_pb2
 from tests.router.conftest import Fleet
 from tests.router.fake_workers import FakeEncoder, FakePrefill
-from tests.router.harness import (
-    RunningRouter,
-    collect,
-    eventually,
-    failure,
-    request,
-    router,
-    running,
-)
+from tests.router.harness import RunningRouter, eventually, failure, request, router, running
+from tests.support.answer import collect
 
 
 async def test_f34_prefills_rejection_reaches_the_client_while_decode_waits(
@@ -114,7 +107,6 @@ async def test_an_embedding_that_the_encoder_has_dropped_is_encoded_again(
         fleet.encoder.encode_s = 0  # for the next call
         fleet.encoder.held.clear()
         answer = await reading
-    assert answer.completion is not None
     assert answer.completion.attempt_count == 2
 
 
@@ -237,7 +229,6 @@ async def test_a_request_waits_for_a_worker_that_is_about_to_be_back(
         for role in lost:  # again, at its address
             await getattr(fleet, role).start()
         answer = await call
-    assert answer.completion is not None
     assert answer.completion.attempt_count == 1
 
 

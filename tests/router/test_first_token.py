@@ -7,8 +7,9 @@ from pathlib import Path
 
 from epd.v1 import router_pb2
 from tests.router.conftest import Fleet
-from tests.router.harness import collect, request, router, running
+from tests.router.harness import request, router, running
 from tests.router.model_folder import END
+from tests.support.answer import collect
 
 
 async def test_f36_the_first_token_does_not_wait_for_prefills_call_to_end(
@@ -31,7 +32,7 @@ async def test_the_whole_answer_does_not_wait_for_prefills_call_to_end(
     async with running(*fleet.workers), router(model, fleet.workers, **settings) as served:
         async with asyncio.timeout(20):
             answer = await collect(served.stub.Generate(request()))
-    assert answer.completion is not None
+    assert len(answer.token_ids) == 8
 
 
 async def test_f36_the_routers_own_share_of_ttft_is_below_3_ms(model: Path, fleet: Fleet) -> None:
@@ -45,7 +46,6 @@ async def test_f36_the_routers_own_share_of_ttft_is_below_3_ms(model: Path, flee
     async with running(*fleet.workers), router(model, fleet.workers) as served:
         for _ in range(100):
             answer = await collect(served.stub.Generate(request("word " * 60, max_tokens=2)))
-            assert answer.completion is not None
             inside_s = fleet.prefill.drawn_s[-1] - fleet.prefill.arrived_s[-1]
             shares_s.append(answer.completion.ttft_ns / 1e9 - inside_s)
             started = time.monotonic()

@@ -11,15 +11,8 @@ from services.router.image_processor import FleetProcessor
 from services.router.workers import Role, Worker, WorkerInfo
 from tests.router.conftest import Fleet
 from tests.router.fake_workers import FakeEncoder
-from tests.router.harness import (
-    RunningRouter,
-    collect,
-    eventually,
-    failure,
-    request,
-    router,
-    running,
-)
+from tests.router.harness import RunningRouter, eventually, failure, request, router, running
+from tests.support.answer import collect
 
 
 def reader(digest: str, role: Role = Role.ENCODER) -> Worker:

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpcore2
 import openai
@@ -17,8 +18,9 @@ from services.router.image_urls.allowed_hosts import AllowedHosts
 from services.router.image_urls.config import ImageUrlConfig
 from services.router.image_urls.downloads import Downloads
 from services.router.image_urls.guarded_backend import ForbiddenAddressError, GuardedBackend
-from tests.router.harness import collect, failure, request, router, running
+from tests.router.harness import failure, request, router, running
 from tests.router.image_host import authority_file, image_host
+from tests.support.answer import collect
 
 IMAGE = b"an image file"
 FIELD = "conversation.messages[0].parts[0].image_url"
@@ -163,7 +165,7 @@ async def refusal(found, url, hold=lambda size: None):
 
 
 async def test_a_file_comes_as_it_is_and_its_bytes_are_accounted_for():
-    held = []
+    held: list[int] = []
     async with image_host() as host, downloads(host) as found:
         host.file("/a.png?size=1", IMAGE)
         url = f"https://images.test:{host.port}/a.png?size=1"
@@ -344,7 +346,11 @@ async def test_an_image_by_url_is_answered_like_its_file_over_grpc_and_http(mode
         )
         parts = [{"type": "image_url", "image_url": {"url": url}}] * 2
         parts.append({"type": "text", "text": "hello"})
-        asked = {"messages": [{"role": "user", "content": parts}], "seed": 3, "max_tokens": 8}
+        asked: dict[str, Any] = {
+            "messages": [{"role": "user", "content": parts}],
+            "seed": 3,
+            "max_tokens": 8,
+        }
         before = len(host.requests)
         answer = await client.chat.completions.create(model="m", n=3, **asked)
         assert len(answer.choices) == 3
@@ -410,7 +416,7 @@ async def test_a_file_of_certificates_that_is_not_there_stops_the_start(model, f
                 pass
 
 
-async def test_a_connection_that_leads_elsewhere_than_it_was_asked_to_is_closed():
+async def test_a_connection_that_leads_elsewhere_than_it_was_asked_to_is_closed(monkeypatch):
     """What translates addresses on the way is seen by what the system says of the connection."""
 
     class Elsewhere(httpcore2.AsyncMockStream):
@@ -424,7 +430,7 @@ async def test_a_connection_that_leads_elsewhere_than_it_was_asked_to_is_closed(
     stream = Elsewhere([b"secret"])
     with ThreadPoolExecutor(1) as threads:
         guarded = GuardedBackend(AddressRule(), threads, lambda host, port: ["8.8.8.8"])
-        guarded._backend = Network([])
+        monkeypatch.setattr(guarded, "_backend", Network([]))
         with pytest.raises(ForbiddenAddressError):
             await guarded.connect_tcp("images.test", 443)
         with pytest.raises(ForbiddenAddressError):

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import queue
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from tritonclient.utils import InferenceServerException
 from epd.errors import InvalidRequestError
 from epd.image_digest import image_digest
 from epd.v1 import common_pb2, router_pb2
-from tests.router.harness import collect, eventually, router, running
+from tests.router.harness import eventually, router, running
+from tests.support.answer import collect
 
 MAX_TOKENS = 8
 IMAGE = b"an image file"
@@ -136,7 +138,8 @@ async def test_requests_of_a_stream_run_side_by_side_and_fail_alone(served, clie
         {"inputs": inputs(exclude_input_in_output=True), "request_id": "b"},
         {"inputs": inputs(stream=True), "request_id": "c"},
     ]
-    texts, errors = {}, []
+    texts: dict[str, bytes] = {}
+    errors = []
     for result, error in await stream(client, *requests):
         if error is not None:
             errors.append(str(error))
@@ -151,7 +154,7 @@ async def test_requests_of_a_stream_run_side_by_side_and_fail_alone(served, clie
 
 def test_the_callback_client_with_final_responses_works_too(model, fleet):
     """The client that load generators use."""
-    answers = queue.Queue()
+    answers: queue.Queue[Any] = queue.Queue()
 
     def drive(address):
         with tritonclient.grpc.InferenceServerClient(address) as client:

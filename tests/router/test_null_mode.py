@@ -7,8 +7,9 @@ import pytest
 
 from epd.v1 import router_pb2
 from tests.router.fake_workers import FakeDecode, FakePrefill, answer_token
-from tests.router.harness import collect, failure, request, router, running
+from tests.router.harness import failure, request, router, running
 from tests.router.model_folder import IMAGE
+from tests.support.answer import collect
 
 
 @pytest.mark.parametrize("mode", ["null", "auto"])
@@ -23,7 +24,6 @@ async def test_a_unified_worker_gets_the_unexpanded_prompt_and_the_image_files(
     anchors = [index for index, token in enumerate(call.token_ids) if token == IMAGE]
     assert [image.anchor_index for image in call.local.images] == anchors
     assert [image.data for image in call.local.images] == [b"one", b"two"]
-    assert answer.completion is not None
     assert answer.completion.usage.prompt_tokens == 7
     assert answer.completion.usage.image_tokens == 5
 
@@ -36,7 +36,7 @@ async def test_an_answer_moves_to_another_unified_worker_without_a_gap(model: Pa
         answer = await collect(served.stub.Generate(request(max_tokens=12)))
     assert answer.token_ids == [answer_token(0, index) for index in range(12)]
     assert sorted(len(worker.requests) for worker in workers) == [1, 1] or (
-        answer.completion is not None and answer.completion.attempt_count == 3
+        answer.completion.attempt_count == 3
     )
 
 

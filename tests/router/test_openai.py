@@ -13,7 +13,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from epd.errors import InvalidRequestError, ResourceExhaustedError, UnavailableError
 from epd.image_digest import image_digest
 from epd.text.tokenizer import Tokenizer
-from tests.router.harness import collect, eventually, request, router, running
+from tests.router.harness import eventually, request, router, running
+from tests.support.answer import collect
 
 HELLO = [{"role": "user", "content": "hello"}]
 IMAGE = b"an image file"
@@ -191,6 +192,7 @@ async def test_completions_of_several_prompts_are_those_of_each_in_order(fleet, 
         for choice in chunk.choices:
             texts[choice.index] += choice.text
     assert texts == [choice.text for choice in answer.choices]
+    assert usage is not None
     assert usage.prompt_tokens == answer.usage.prompt_tokens
     tokens = await complete(client, prompt=[[72, 101], [73]])
     assert tokens.usage.prompt_tokens == 3
@@ -335,7 +337,8 @@ async def test_further_choices_start_once_the_first_has_the_prompt_in_the_cache(
 
 async def test_choices_are_streamed_side_by_side(client):
     whole = await chat(client, n=2)
-    texts, reasons = {}, {}
+    texts: dict[int, str] = {}
+    reasons = {}
     async for chunk in await chat(client, n=2, stream=True):
         (choice,) = chunk.choices
         texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
@@ -415,8 +418,10 @@ async def test_one_trace_goes_from_the_client_through_http_to_the_workers(served
     path = "POST /v1/chat/completions"
     await eventually(lambda: any(s.name == path for s in exporter.get_finished_spans()), 5)
     spans = {span.name: span for span in exporter.get_finished_spans()}
-    assert spans["chat m"].parent.span_id == spans[path].context.span_id
-    assert spans[path].attributes["http.response.status_code"] == 200
+    parent_of_chat = spans["chat m"].parent
+    assert parent_of_chat is not None
+    assert parent_of_chat.span_id == spans[path].context.span_id
+    assert dict(spans[path].attributes or {})["http.response.status_code"] == 200
     assert trace_id in fleet.prefill.traceparents[-1]
     assert trace_id in fleet.decode.traceparents[-1]
 

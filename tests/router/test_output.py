@@ -14,8 +14,9 @@ from services.router.calls import Completion, Delta, Usage
 from services.router.output import OutputStream
 from tests.router.conftest import Fleet
 from tests.router.fake_workers import answer_token
-from tests.router.harness import collect, eventually, request, router, running
+from tests.router.harness import eventually, request, router, running
 from tests.router.model_folder import token_ids
+from tests.support.answer import collect
 
 DONE = Completion(FinishReason.STOP, Usage(1, 1, 0, 0), {}, 0, "id", 1)
 
@@ -122,7 +123,6 @@ async def test_a_stop_string_ends_the_request_early_and_cancels_decode(
         answer = await collect(served.stub.Generate(message))
         await eventually(lambda: fleet.decode.open_calls == 0)
     assert answer.text == "the quick "
-    assert answer.completion is not None
     assert answer.completion.finish_reason == 1
     assert answer.completion.usage.completion_tokens == len("the quick brown f")
     assert fleet.decode.emitted < 200

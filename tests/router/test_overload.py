@@ -15,15 +15,8 @@ from epd.v1 import router_pb2
 from services.router.api_keys import ApiKeys
 from services.router.overload import check_deadline
 from tests.router.conftest import Fleet
-from tests.router.harness import (
-    RunningRouter,
-    collect,
-    eventually,
-    failure,
-    request,
-    router,
-    running,
-)
+from tests.router.harness import RunningRouter, eventually, failure, request, router, running
+from tests.support.answer import collect
 
 
 async def test_a_request_that_would_be_late_is_refused_before_it_is_encoded(

@@ -11,6 +11,7 @@ from epd.rpc.channels import ChannelPool
 from epd.rpc.discovery import Discovery
 from epd.rpc.request_context import new_id
 from epd.telemetry.setup import start_telemetry
+from epd.v1 import worker_pb2
 from services.router.registry import WorkerRegistry
 from services.router.worker_maker import BreakerBounds, CacheView, WorkerMaker
 from services.router.worker_watch import WatchTimings
@@ -132,7 +133,7 @@ async def test_a_silent_worker_is_gone_for_good_and_comes_back_as_another() -> N
 
 async def test_a_process_of_another_role_is_not_used() -> None:
     worker = FakeDecode()
-    worker.info.role = 2
+    worker.info.role = worker_pb2.WORKER_ROLE_PREFILL
     names = Names()
     names.records = {"127.0.0.1"}
     await worker.start()

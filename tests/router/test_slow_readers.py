@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import psutil
@@ -24,7 +24,9 @@ MIB = 1 << 20
 #: What a connection keeps for a client by itself, so that streams stall soon.
 WINDOW = [("grpc.http2.lookahead_bytes", 65_536), ("grpc.http2.bdp_probe", 0)]
 
-Call = "grpc.aio.UnaryStreamCall[router_pb2.GenerateRequest, router_pb2.GenerateResponse]"
+Call: TypeAlias = (
+    "grpc.aio.UnaryStreamCall[router_pb2.GenerateRequest, router_pb2.GenerateResponse]"
+)
 
 
 @pytest.fixture
@@ -66,7 +68,8 @@ async def messages_until(call: Call, tokens: int) -> list[Sequence[int]]:
     found: list[Sequence[int]] = []
     while not found or len(found[-1]) < tokens:
         response = await call.read()
-        found.append(list(response.delta.token_ids))  # type: ignore[union-attr]
+        assert isinstance(response, router_pb2.GenerateResponse), "the stream has ended"
+        found.append(list(response.delta.token_ids))
     return found
 
 

@@ -3,6 +3,7 @@
 import base64
 import json
 import shutil
+from typing import Any
 
 import openai
 import pytest
@@ -12,7 +13,8 @@ from epd.media import Video
 from epd.v1 import common_pb2, router_pb2
 from epd.wire.media import video_from_proto
 from tests.router.fake_workers import FakeDecode
-from tests.router.harness import collect, failure, request, router, running
+from tests.router.harness import failure, request, router, running
+from tests.support.answer import collect
 
 VIDEO = Video((b"one", b"two"), (0.0, 0.5))
 
@@ -80,7 +82,7 @@ async def test_a_malformed_video_never_leaves_the_router(model_with_videos, flee
     ):
         error = await failure(served.stub.Generate(about(video)))
     assert error.code().name == "INVALID_ARGUMENT"
-    assert text in error.details()
+    assert text in (error.details() or "")
     assert fleet.encoder.requests == []
 
 
@@ -89,7 +91,7 @@ def frames_url(*frames):
 
 
 async def chat(served, video_url, **fields):
-    part = {"type": "video_url", "video_url": video_url}
+    part: Any = {"type": "video_url", "video_url": video_url}
     async with openai.AsyncOpenAI(
         base_url=f"http://{served.http}/v1", api_key="unused", max_retries=0
     ) as client:
@@ -102,7 +104,7 @@ async def chat(served, video_url, **fields):
 
 
 URL = frames_url(*VIDEO.frames)
-TIMES = [
+TIMES: list[tuple[dict[str, Any], dict[str, Any], tuple[float, ...]]] = [
     ({}, {}, (0.0, 1.0)),
     ({"fps": 2}, {}, (0.0, 0.5)),
     ({"timestamps_s": [1, 2.5]}, {}, (1.0, 2.5)),
@@ -172,7 +174,7 @@ async def test_a_model_without_a_video_token_takes_no_videos(model, fleet):
     ):
         error = await failure(served.stub.Generate(about(VIDEO)))
         assert error.code().name == "UNIMPLEMENTED"
-        assert "no video token" in error.details()
+        assert "no video token" in (error.details() or "")
         with pytest.raises(openai.BadRequestError, match="no video token") as refused:
             await chat(served, {"url": URL})
         assert refused.value.param == PART

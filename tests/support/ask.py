@@ -1,27 +1,13 @@
 """Asks the router of a running fleet, the way any gRPC client would."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import grpc
 
 from epd.v1 import common_pb2, router_pb2, router_pb2_grpc
 from epd.wire.media import media_fields
+from tests.support.answer import Answer, collect
 from tests.support.reference import Question
-
-
-@dataclass
-class Answer:
-    """What has arrived of an answer."""
-
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[common_pb2.TopLogprobs] = field(default_factory=list)
-    #: Tokens per message, in order.
-    message_tokens: list[int] = field(default_factory=list)
-    largest_message: int = 0
-    completion: router_pb2.Completion | None = None
 
 
 def generate_request(
@@ -47,21 +33,10 @@ async def ask(
     metadata: Mapping[str, str] | None = None,
 ) -> Answer:
     """The whole answer. Raises grpc.aio.AioRpcError."""
-    answer = Answer()
     call = router_pb2_grpc.RouterServiceStub(channel).Generate(
         request, timeout=timeout_s, metadata=tuple((metadata or {}).items())
     )
-    async for response in call:
-        answer.largest_message = max(answer.largest_message, response.ByteSize())
-        if response.HasField("delta"):
-            answer.token_ids += response.delta.token_ids
-            answer.text += response.delta.text
-            answer.logprobs += response.delta.logprobs
-            answer.top_logprobs += response.delta.top_logprobs
-            answer.message_tokens.append(len(response.delta.token_ids))
-        else:
-            answer.completion = response.completion
-    return answer
+    return await collect(call)
 
 
 def greedy(max_tokens: int) -> common_pb2.SamplingParams:

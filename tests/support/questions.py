@@ -29,11 +29,11 @@ def make_long_video(random_source: random.Random) -> Video:
     return Video(files, tuple(0.4 * index for index in range(60)))
 
 
-def _picture(random_source: random.Random, *size: int) -> bytes:
+def _picture(random_source: random.Random, width: int, height: int) -> bytes:
     cells = (random_source.randint(2, 6), random_source.randint(2, 6))
     small = Image.frombytes("RGB", cells, random_source.randbytes(3 * cells[0] * cells[1]))
     file = io.BytesIO()
-    small.resize(size, Image.Resampling.NEAREST).save(file, "PNG")
+    small.resize((width, height), Image.Resampling.NEAREST).save(file, "PNG")
     return file.getvalue()
 
 

@@ -4,6 +4,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -42,7 +43,9 @@ class Reference:
         """The rendered conversation with the placeholders of every image and video."""
         parts = [{"type": "image"} for _ in question.images]
         parts += [{"type": "video"} for _ in question.videos]
-        messages = [{"role": "user", "content": [*parts, {"type": "text", "text": question.text}]}]
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": [*parts, {"type": "text", "text": question.text}]}
+        ]
         text = self._tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )

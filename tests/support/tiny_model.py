@@ -5,6 +5,7 @@ token and a wrong position or a lost block shows at once.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -61,35 +62,48 @@ CHAT_TEMPLATE = """\
 """
 
 
+#: Which tokens mean what to both Qwen families.
+_QWEN_TOKENS: dict[str, Any] = {
+    "image_token_id": IMAGE_PAD,
+    "video_token_id": VIDEO_PAD,
+    "vision_start_token_id": VISION_START,
+    "vision_end_token_id": VISION_END,
+    "bos_token_id": None,
+    "eos_token_id": IM_END,
+    "pad_token_id": END_OF_TEXT,
+}
+
+
+def _qwen_text(mrope_section: list[int], **rope: Any) -> dict[str, Any]:
+    """The text side of both Qwen families: 3 layers, 4 query heads and 2 KV heads of 32."""
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": CONTEXT_LENGTH,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": mrope_section,
+            **rope,
+        },
+        "bos_token_id": None,
+        "eos_token_id": IM_END,
+        "pad_token_id": END_OF_TEXT,
+    }
+
+
 def make_tiny_qwen2vl(folder: Path, seed: int = 0) -> Path:
     """Saves a Qwen2-VL of 2 vision and 3 text layers (4 query heads, 2 KV heads of 32)."""
     config = Qwen2VLConfig(
-        text_config={
-            "vocab_size": VOCAB_SIZE,
-            "hidden_size": 128,
-            "intermediate_size": 256,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": CONTEXT_LENGTH,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "mrope_section": [4, 6, 6],
-            },
-            "bos_token_id": None,
-            "eos_token_id": IM_END,
-            "pad_token_id": END_OF_TEXT,
-        },
+        text_config=_qwen_text([4, 6, 6]),
         vision_config={"depth": 2, "embed_dim": 64, "num_heads": 2, "hidden_size": 128},
-        image_token_id=IMAGE_PAD,
-        video_token_id=VIDEO_PAD,
-        vision_start_token_id=VISION_START,
-        vision_end_token_id=VISION_END,
         tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=IM_END,
-        pad_token_id=END_OF_TEXT,
+        **_QWEN_TOKENS,
     )
     _save(Qwen2VLForConditionalGeneration(config), folder, seed)
     size = {"shortest_edge": 56 * 56, "longest_edge": 168 * 168}
@@ -100,25 +114,7 @@ def make_tiny_qwen2vl(folder: Path, seed: int = 0) -> Path:
 def make_tiny_qwen3vl(folder: Path, seed: int = 0) -> Path:
     """Saves a Qwen3-VL of 4 vision layers, two of them DeepStack levels, and 3 text layers."""
     config = Qwen3VLConfig(
-        text_config={
-            "vocab_size": VOCAB_SIZE,
-            "hidden_size": 128,
-            "intermediate_size": 256,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "max_position_embeddings": CONTEXT_LENGTH,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "mrope_section": [6, 5, 5],
-                "mrope_interleaved": True,
-            },
-            "bos_token_id": None,
-            "eos_token_id": IM_END,
-            "pad_token_id": END_OF_TEXT,
-        },
+        text_config=_qwen_text([6, 5, 5], mrope_interleaved=True),
         vision_config={
             "depth": 4,
             "hidden_size": 64,
@@ -128,11 +124,8 @@ def make_tiny_qwen3vl(folder: Path, seed: int = 0) -> Path:
             "num_position_embeddings": 64,
             "deepstack_visual_indexes": [1, 2],
         },
-        image_token_id=IMAGE_PAD,
-        video_token_id=VIDEO_PAD,
-        vision_start_token_id=VISION_START,
-        vision_end_token_id=VISION_END,
         tie_word_embeddings=False,
+        **_QWEN_TOKENS,
     )
     _save(Qwen3VLForConditionalGeneration(config), folder, seed)
     size = {"shortest_edge": 64 * 64, "longest_edge": 192 * 192}

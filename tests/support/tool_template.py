@@ -1,5 +1,7 @@
 """A chat template that knows tools, in the way of Qwen2.5's, and tools to put into it."""
 
+from typing import Any
+
 TOOL_TEMPLATE = """\
 {%- macro text(content) -%}
 {%- if content is string -%}{{- content -}}
@@ -27,7 +29,7 @@ TOOL_TEMPLATE = """\
 """
 
 
-def function(name: str, parameters: object = None, **fields: object) -> dict[str, object]:
+def function(name: str, parameters: object = None, **fields: object) -> dict[str, Any]:
     """A tool as clients send it."""
     given = {} if parameters is None else {"parameters": parameters}
     return {"type": "function", "function": {"name": name, **given, **fields}}

@@ -12,7 +12,7 @@ from epd.text.chat_template import ChatTemplate
 from tests.support.tiny_model import CHAT_TEMPLATE, _tokenizer
 from tests.support.tool_template import LOOK, STOP, TOOL_TEMPLATE
 
-PARTS = [
+PARTS: list[dict[str, Any]] = [
     {"role": "system", "content": [{"type": "text", "text": "Be brief.\n"}]},
     {
         "role": "user",
@@ -23,12 +23,12 @@ PARTS = [
         ],
     },
 ]
-STRINGS = [
+STRINGS: list[dict[str, Any]] = [
     {"role": "user", "content": "hello"},
     {"role": "assistant", "content": "hi\n"},
     {"role": "user", "content": "日本 & <b>"},
 ]
-TEMPLATES = {
+TEMPLATES: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "qwen": (CHAT_TEMPLATE, PARTS),
     "blocks": (
         "{%- if true %}\n  {% for m in messages %}\n    {{ m.role }}:{{ m.content | trim }}\n"
@@ -108,7 +108,7 @@ def test_tools_and_calls_are_rendered_as_transformers_renders_them(tmp_path: Pat
     _tokenizer().save_pretrained(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(TOOL_TEMPLATE)
     call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": {"x": "ä<"}}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "user", "content": "which?"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "a", "content": "left"},

@@ -19,20 +19,22 @@ def hermes():
 
 def told(output, *texts):
     """What is said, joined, and the calls with their arguments, joined, in their order."""
-    found = []
+    found: list[str | tuple[str, str]] = []
     for pieces in (*(output.push(text) for text in texts), output.finish()):
         for piece in pieces:
             match piece:
                 case CallBegun(name):
                     found.append((name, ""))
                 case CallArguments(text):
-                    name, before = found[-1]
-                    found[-1] = (name, before + text)
+                    last = found[-1]
+                    assert isinstance(last, tuple), "arguments of a call that has not begun"
+                    found[-1] = (last[0], last[1] + text)
                 case SaidText(text):
                     assert text, "an empty piece says nothing"
                     if found and isinstance(found[-1], str):
-                        text = found.pop() + text
-                    found.append(text)
+                        found[-1] += text
+                    else:
+                        found.append(text)
     return found
 
 

@@ -248,7 +248,7 @@ def test_a_bug_in_one_call_fails_that_call_only(start):
 
 def test_death_of_the_thread_fails_everything_open_and_is_told(start, backend):
     agent = start(max_in_flight=1)
-    causes = []
+    causes: list[BaseException] = []
     agent.on_death(causes.append)
     running = agent.write("p", part(1), part(1))
     queued = agent.write("p", part(1), part(1))

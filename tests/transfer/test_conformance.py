@@ -180,7 +180,7 @@ def test_a_hundred_transfers_all_arrive_and_each_notice_follows_its_data(agent, 
         )
         for n in range(100)
     ]
-    arrived = []
+    arrived: list[bytes] = []
     while len(arrived) < 100:
         batch = peer.notices(1)
         assert batch

@@ -24,7 +24,7 @@ class Wire:
     def __init__(self, transport):
         fabric = LocalFabric()
         self.faults = Faults()
-        self.arrived = []
+        self.arrived: list[tuple[str, bytes]] = []
         self.writer = open_agent(
             transport, "writer", fabric, None, lambda inner: FaultyBackend(inner, self.faults)
         )
@@ -140,7 +140,9 @@ def test_a_worker_takes_faults_only_when_they_are_allowed_by_name():
     with pytest.raises(ConfigError, match="--allow-faults"):
         resolve(PrefillConfig, [*required, "--faults=fail_post@3"], {}).fault.parsed()
     allowed = [*required, "--faults=fail_post@3,seed=1", "--allow-faults"]
-    assert resolve(PrefillConfig, allowed, {}).fault.parsed().fail_post == {3}
+    faults = resolve(PrefillConfig, allowed, {}).fault.parsed()
+    assert faults is not None
+    assert faults.fail_post == {3}
     with pytest.raises(ConfigError, match="explode"):
         resolve(
             PrefillConfig, [*required, "--faults=explode@1", "--allow-faults"], {}
