@@ -1,6 +1,7 @@
 """Requests whose KV has arrived, from the seal to the engine's last event."""
 
 from types import SimpleNamespace
+from typing import Any
 
 from opentelemetry.trace import NoOpTracer
 
@@ -38,9 +39,9 @@ class Receiver:
 
 
 async def test_a_request_preempted_before_it_could_join_is_told_so_and_is_no_bug():
-    remote = RemoteDecoding(
-        FullEngine(), Receiver(), NoOpTracer(), kv_wait_s=1, max_buffered_tokens=8
-    )
+    engine: Any = FullEngine()
+    receiver: Any = Receiver()
+    remote = RemoteDecoding(engine, receiver, NoOpTracer(), kv_wait_s=1, max_buffered_tokens=8)
     job = job_from_proto(
         decode_pb2.DecodeRequest(
             token_ids=[1, 2, 3],
