@@ -108,6 +108,9 @@ METRICS: Mapping[str, MetricSpec] = {
     names.ROUTE_DECISION: MetricSpec(
         "counter", "{request}", "Attempts by where their prompt was computed: remote or local"
     ),
+    names.ROUTE_EXPLORATION: MetricSpec(
+        "counter", "{request}", "Those of them that went the way that seemed dearer, to measure it"
+    ),
     names.ROUTE_PREDICTED_COST: MetricSpec(
         "counter", "s", "Predicted cost of both ways, summed over those attempts"
     ),

@@ -114,6 +114,7 @@ EPD_TOKENS_OUTPUT = "epd.tokens.output"
 EPD_STAGE_NS_PREFIX = "epd.stage_ns."
 
 EPD_ROUTE_WAY = "epd.route.way"
+EPD_ROUTE_EXPLORED = "epd.route.explored"
 EPD_ROUTE_COST_REMOTE_S = "epd.route.cost_remote_s"
 EPD_ROUTE_COST_LOCAL_S = "epd.route.cost_local_s"
 
@@ -173,4 +174,5 @@ ROUTE_AFFINITY_HIT = "epd.route.affinity_hit"
 ROUTE_ENCODE_OVERLAP = "epd.route.encode_overlap"
 EVENT_LOOP_TASKS = "epd.event_loop.task"
 ROUTE_DECISION = "epd.route.decision"
+ROUTE_EXPLORATION = "epd.route.exploration"
 ROUTE_PREDICTED_COST = "epd.route.predicted_cost"

@@ -25,6 +25,7 @@ from services.router.api_keys import ApiKeys
 from services.router.config import HTTP_OFF, FleetConfig, PrefixConfig, RouterConfig
 from services.router.dispatcher import Dispatcher, DispatchTimings
 from services.router.encoder_placement import EncoderPlacement
+from services.router.exploration import Exploration
 from services.router.http.body import BodyReader
 from services.router.http.endpoints import HttpParts, http_app
 from services.router.http.server import HttpServer
@@ -102,7 +103,10 @@ async def application(config: RouterConfig, context: ServiceContext) -> AsyncIte
     parts = _http_parts(config, context, router, registry, dispatcher, tokenizer, keys)
     try:
         async with _http_face(config, context, parts):
-            await registry.wait_until(dispatcher.has_route, config.fleet.worker_wait_s)
+            # Where one way suffices, the other must not be overlooked because it answered later.
+            await registry.wait_until(
+                lambda: dispatcher.has_route() and registry.settled, config.fleet.worker_wait_s
+            )
             yield
     finally:
         await cleanup.drain(config.requests.control_timeout_s)
@@ -249,6 +253,8 @@ def _dispatcher(
         WayChooser(
             counter(context.telemetry.meter, semconv.ROUTE_DECISION),
             counter(context.telemetry.meter, semconv.ROUTE_PREDICTED_COST),
+            counter(context.telemetry.meter, semconv.ROUTE_EXPLORATION),
+            Exploration(),
         ),
         Placer(
             random.Random(),

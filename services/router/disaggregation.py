@@ -15,6 +15,11 @@ class Way(enum.Enum):
     #: On the decode worker, between the steps of what runs there.
     LOCAL = "local"
 
+    @property
+    def other(self) -> "Way":
+        """The one that this one is not."""
+        return Way.LOCAL if self is Way.REMOTE else Way.REMOTE
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -49,6 +54,11 @@ def local_cost_s(waiting_s: float, compute_s: float, running: int) -> float:
     return waiting_s + compute_s * (1 + running)
 
 
+def size_class(uncached_tokens: int) -> int:
+    """Prompts whose tokens to compute lie between the same powers of two are of one class."""
+    return uncached_tokens.bit_length()
+
+
 class Hysteresis:
     """Keeps to a way until the other is clearly cheaper, per size of prompt.
 
@@ -60,12 +70,10 @@ class Hysteresis:
         self._margin = margin
         self._ways: dict[int, Way] = {}
 
-    def choose(self, costs: Costs, uncached_tokens: int) -> Way:
-        """The way for a prompt with so many tokens to compute; sizes are powers of two."""
-        size = uncached_tokens.bit_length()
+    def choose(self, costs: Costs, size: int) -> Way:
+        """The way for prompts of a size class, see :func:`size_class`."""
         current = self._ways.get(size, Way.REMOTE)
-        other = Way.LOCAL if current is Way.REMOTE else Way.REMOTE
-        if costs.of(other) < costs.of(current) * (1 - self._margin):
-            current = other
+        if costs.of(current.other) < costs.of(current) * (1 - self._margin):
+            current = current.other
         self._ways[size] = current
         return current

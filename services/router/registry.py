@@ -83,6 +83,11 @@ class WorkerRegistry:
         """Digest of the only model that is used now; empty before the first worker."""
         return self._digest
 
+    @property
+    def settled(self) -> bool:
+        """Whether each worker was met or could not be reached: no first contact is open."""
+        return all(watch.heard for watch in self._watches.values())
+
     async def model_soon(self, timeout_s: float) -> ServedModel:
         """The model that is served, once a worker takes requests.
 

@@ -21,6 +21,7 @@ from services.router.workers import Role, Worker, WorkerState
 _log = logging.getLogger(__name__)
 _END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined]
 _SILENCE_SLICES = 4
+_NOT_REACHED = "not reached yet"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
@@ -76,7 +77,7 @@ class WorkerWatch:
         self._objection = objection
         self._changed = changed
         self._worker: Worker | None = None
-        self._unreached = "not reached yet"
+        self._unreached = _NOT_REACHED
         self._serving = asyncio.Event()
         self._draining = False
 
@@ -84,6 +85,11 @@ class WorkerWatch:
     def worker(self) -> Worker | None:
         """The process there now, whether or not it takes requests."""
         return self._worker
+
+    @property
+    def heard(self) -> bool:
+        """Whether the process was met, or could not be: only the first contact is open else."""
+        return self._worker is not None or self._unreached != _NOT_REACHED
 
     @property
     def able(self) -> bool:
@@ -122,6 +128,7 @@ class WorkerWatch:
                 if not isinstance(error, grpc.aio.AioRpcError | EpdError):
                     raise
                 self._unreached = _reason(error)
+                self._changed()
             backoff_s = min(backoff_s * 2, self._timings.max_backoff_s)
             if self._worker is not None:
                 backoff_s = self._timings.backoff_s

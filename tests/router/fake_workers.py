@@ -92,7 +92,7 @@ class FakeWorker:
         )
         if self.role != worker_pb2.WORKER_ROLE_ENCODER and not info.get("kv_layout"):
             self.info.kv_layout.CopyFrom(common_pb2.KvLayout(block_size=32, dtype="float32"))
-        #: Holds back load reports while cleared, as a hung process does.
+        #: Holds back identity and load reports while cleared, as a hung process does.
         self.alive = asyncio.Event()
         self.alive.set()
         #: Streams prefix-cache changes; None: the worker tells nothing.
@@ -184,6 +184,10 @@ class _HangingWorkerService(WorkerServicer):
             lambda: worker.info, worker.report, heartbeat_s=0.05, kv_events=worker.kv_events
         )
         self._worker = worker
+
+    async def GetInfo(self, request: Any, context: Any) -> worker_pb2.GetInfoResponse:
+        await self._worker.alive.wait()
+        return await super().GetInfo(request, context)
 
     async def WatchKvEvents(self, request: Any, context: Any) -> AsyncIterator[Any]:
         if self._worker.kv_events is None:

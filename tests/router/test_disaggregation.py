@@ -85,3 +85,35 @@ async def test_what_a_lost_local_worker_began_goes_on_elsewhere(model: Path) -> 
         answer = await collect(served.stub.Generate(request(seed=5, max_tokens=12)))
     assert answer.token_ids == answer_of(5, 12)
     assert answer.completion.attempt_count == 2
+
+
+async def test_a_way_is_not_overlooked_because_its_worker_answers_late_at_the_start(
+    model: Path,
+) -> None:
+    prefill = FakePrefill()
+    decode = FakeDecode(prefill.fabric, unified=True)
+    workers = [prefill, decode]
+    for worker in workers:
+        worker.info.accepts_images = False
+    prefill.alive.clear()  # it does not say who it is, as while it is starved
+    asyncio.get_running_loop().call_later(0.5, prefill.alive.set)
+    async with running(*workers), router(model, workers, metrics_port="0") as served:
+        await collect(served.stub.Generate(request(seed=1)))
+        scraped = await asyncio.to_thread(scrape, served.telemetry.metrics_address)
+    assert scraped.total("epd_route_decision_total") == 1
+
+
+async def test_the_start_does_not_wait_for_a_worker_that_is_away(model: Path) -> None:
+    away = FakePrefill()
+    decode = FakeDecode(away.fabric, unified=True)
+    decode.info.accepts_images = False
+    async with running(away):
+        pass  # its address is free again
+    settings = {"worker_wait_s": "60"}
+    async with (
+        asyncio.timeout(30),
+        running(decode),
+        router(model, [away, decode], **settings) as it,
+    ):
+        answer = await collect(it.stub.Generate(request(seed=1)))
+    assert answer.token_ids == answer_of(1, 8)
