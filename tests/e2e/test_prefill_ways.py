@@ -68,7 +68,7 @@ async def test_either_way_is_taken_told_with_both_costs_and_gives_the_same_answe
 
 async def provoke(way, fleet, channel, expected):
     """Asks until a request goes this way; returns all it has asked."""
-    asked = []
+    asked: list[Asked] = []
     while not asked or asked[-1].way != way:
         assert len(asked) < ATTEMPTS, asked
         asked.append(await ask_once(fleet, channel, expected))
