@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from epd.errors import ResourceExhaustedError
+from epd.errors import InvalidRequestError, ResourceExhaustedError
 from epd.transfer.arena import Arena, ByteRange
 from epd.transfer.base import Segment
 from epd.transfer.buffer import HostBuffer
@@ -53,13 +53,15 @@ class EmbeddingMemory:
         """One range per length, first come, first served.
 
         Raises:
-            ResourceExhaustedError: never room for so much, too many wait, or the wait is too long.
+            InvalidRequestError: never room for so much.
+            ResourceExhaustedError: too many wait, or the wait is too long.
         """
         needed = sum(-(-length // self._arena.alignment) for length in lengths)
         if needed * self._arena.alignment > self._arena.capacity_bytes:
-            raise ResourceExhaustedError(
+            raise InvalidRequestError(
                 f"the images' embeddings have {sum(lengths)} bytes, there is room for "
                 f"{self._arena.capacity_bytes} in all",
+                field="images",
                 reason="EMBEDDINGS_TOO_LARGE",
             )
         if not self._waiting and (granted := self._arena.allocate_all(lengths)) is not None:

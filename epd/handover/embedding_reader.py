@@ -111,8 +111,8 @@ class EmbeddingReader:
 
         Raises:
             InvalidRequestError: a handle contradicts itself or names memory that is none of the
-                encoder's.
-            ResourceExhaustedError: no room in time, or never so much room.
+                encoder's; or there is never so much room.
+            ResourceExhaustedError: no room in time.
             NotFoundError: an encoder does not know a handle (any more).
             TransferFailedError: a READ failed; the text names hop and image.
         """

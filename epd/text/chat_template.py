@@ -59,13 +59,16 @@ class ChatTemplate:
             tools: ``{"type": "function", "function": {...}}`` each.
 
         Raises:
-            InvalidRequestError: the template refuses the conversation (roles out of order).
+            InvalidRequestError: the template refuses the conversation (roles out of order), or
+                cannot work with it.
         """
         try:
             return self._render(messages, tools)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            # The others come of values that it did not expect, as of properties that are no object.
+            reason = error.message if isinstance(error, jinja2.TemplateError) else str(error)
             raise InvalidRequestError(
-                f"the chat template refuses the conversation: {error.message or 'no reason given'}",
+                f"the chat template refuses the conversation: {reason or 'no reason given'}",
                 field="conversation.messages",
                 reason="CHAT_TEMPLATE_REFUSED",
             ) from error

@@ -52,7 +52,7 @@ class StopStringScanner:
             (
                 length
                 for stop in self._stop_strings
-                for length in range(1, len(stop))
+                for length in range(1, min(len(stop), len(buffer) + 1))
                 if buffer.endswith(stop[:length])
             ),
             default=0,

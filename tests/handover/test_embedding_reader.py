@@ -117,7 +117,7 @@ async def test_all_images_of_a_request_or_none(make_reader, encoder):
 
 async def test_a_request_that_never_fits_is_refused_at_once(make_reader, encoder):
     reader = make_reader(rows=16)
-    with pytest.raises(ResourceExhaustedError, match="in all"):
+    with pytest.raises(InvalidRequestError, match="in all"):
         async with asyncio.timeout(20):
             await reader.fetch([encoder.handle(17)])
     await eventually(lambda: encoder.last_words == [True])

@@ -98,6 +98,12 @@ def test_a_conversation_that_the_template_refuses_is_the_clients_error() -> None
         template.render(STRINGS)
 
 
+def test_a_conversation_that_the_template_stumbles_over_is_the_clients_error() -> None:
+    template = ChatTemplate("{% for k, v in tools[0].properties|items %}{{ k }}{% endfor %}", {})
+    with pytest.raises(InvalidRequestError, match="mapping"):
+        template.render(STRINGS, [{"properties": 5}])
+
+
 def test_a_template_cannot_reach_python_internals() -> None:
     template = ChatTemplate("{{ messages.__class__.__mro__ }}", {})
     with pytest.raises(InvalidRequestError):
