@@ -100,7 +100,7 @@ class EmbeddingMaker:
 
     async def _processed(self, data: Media, spec: EmbeddingSpec) -> ProcessedImage:
         if isinstance(data, Video):
-            settings = self._family.frame_settings(len(data.frames))
+            settings = self._family.frame_settings(spec.plan.grid)
             return await self.pool.process(data, VIDEO, frames=settings)
         draft_size = self._family.pixel_size(spec.plan.grid) if self._jpeg_draft else None
         return await self.pool.process(data, IMAGE, draft_size)

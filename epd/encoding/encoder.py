@@ -216,7 +216,9 @@ class Encoder:
     def _spec(self, image: ImageInput, header: MediaHeader) -> EmbeddingSpec:
         try:
             if isinstance(header, VideoHeader):
-                plan = self._family.plan_video_from_size(header.frames, header.width, header.height)
+                plan = self._family.plan_video_from_size(
+                    header.timestamps_s, header.width, header.height
+                )
             else:
                 plan = self._family.plan_from_size(header.width, header.height)
         except InvalidRequestError as error:

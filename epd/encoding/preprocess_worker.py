@@ -157,9 +157,11 @@ def _video_arrays(
     from epd.encoding.image_reader import read_image
 
     weaver = FrameWeaver(len(video.frames), settings.temporal_patch_size)
+    resample = settings.options.get("resample", _Worker.processor.resample)
     for index, data in enumerate(video.frames):
         picture = read_image(data, _Worker.limits, f"{field}.frames[{index}]")
-        made = _Worker.processor(images=[picture], return_tensors="np", **settings.options)
+        resized = picture.resize(settings.size, resample)
+        made = _Worker.processor(images=[resized], return_tensors="np", **settings.options)
         _, height, width = (int(n) for n in made["image_grid_thw"][0])
         weaver.add(made["pixel_values"], height, width)
     return weaver.arrays()

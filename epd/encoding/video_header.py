@@ -1,4 +1,4 @@
-"""Frame count and size of a video, known without decoding a pixel."""
+"""Times and size of a video's frames, known without decoding a pixel."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from epd.media import Video
 
 @dataclass(frozen=True)
 class VideoHeader:
-    """``width`` and ``height`` of every upright frame, in pixels."""
+    """Each frame's time, and ``width`` and ``height`` of every upright frame, in pixels."""
 
-    frames: int
+    timestamps_s: tuple[float, ...]
     width: int
     height: int
 
@@ -39,4 +39,4 @@ def read_video_header(video: Video, limits: ImageLimits, field: str) -> VideoHea
             )
     width, height = sizes[0]
     limits.check_video_pixels(len(sizes) * width * height, f"{field}.video")
-    return VideoHeader(len(sizes), width, height)
+    return VideoHeader(video.timestamps_s, width, height)

@@ -122,7 +122,7 @@ class LanguageRunner:
     def _positions(self, runs: Sequence[TokenRun]) -> torch.Tensor:
         """[1, tokens], or [axes, 1, tokens] with multimodal rope."""
         parts = [
-            self.family.positions(run.images, run.position_delta, run.start, run.end)
+            self.family.positions(run.token_ids, run.images, run.position_delta, run.start, run.end)
             for run in runs
         ]
         positions = self._tensor(np.concatenate(parts, axis=1))

@@ -111,8 +111,8 @@ def _check_embeddings(request: EngineRequest, family: ModelFamily) -> None:
     for image, embedding in zip(request.images, request.embeddings, strict=True):
         if image.grid is None:
             raise InvalidRequestError("an image without its grid", field="images")
-        plan = family.plan_placed(image.grid, request.token_ids[image.offset])
         placed = tuple(request.token_ids[image.offset : image.offset + image.length])
+        plan = family.plan_placed(image.grid, placed)
         if placed != plan.placeholder_ids:
             raise InvalidRequestError(
                 f"tokens {image.offset} to {image.offset + image.length} are not the "

@@ -46,7 +46,8 @@ async def test_pixels_and_grid_are_those_of_transformers_video_processor(
     pool = PreprocessPool(PreprocessConfig(model_folder))
     await pool.start()
     try:
-        made = await pool.process(one, "video", frames=family.frame_settings(len(one.frames)))
+        plan = family.plan_video_from_size(one.timestamps_s, *frames_of(name)[0].size)
+        made = await pool.process(one, "video", frames=family.frame_settings(plan.grid))
     finally:
         await pool.stop()
     pixels = family.pixel_input(made.arrays)
@@ -65,7 +66,7 @@ async def test_pixels_and_grid_are_those_of_transformers_video_processor(
 
 @pytest.mark.parametrize("frames", [1, 2, 3, 6])
 def test_the_place_of_a_video_is_known_from_its_size(family: ModelFamily, frames: int) -> None:
-    plan = family.plan_video_from_size(frames, 120, 70)
+    plan = family.plan_video_from_size(range(frames), 120, 70)
     picture = family.plan_from_size(120, 70)
     assert plan.grid == (-(-frames // 2), *picture.grid[1:])
     assert (
@@ -86,13 +87,13 @@ def test_frames_are_sized_by_the_folders_video_settings(
     path = folder / "video_preprocessor_config.json"
     path.write_text(json.dumps(settings))
     found = load_family(folder)
-    assert found.plan_video_from_size(2, 200, 200).grid == (1, 4, 4)
+    assert found.plan_video_from_size((0, 1), 200, 200).grid == (1, 4, 4)
     assert found.plan_from_size(200, 200).grid == family.plan_from_size(200, 200).grid
     assert found.processor_digest != family.processor_digest
     # As qwen-vl-utils does it: all frames share a budget of tokens.
     capped = {"cap_pixels_per_frame": True, "max_video_tokens": 4}
     path.write_text(json.dumps({**settings, **capped}))
-    assert load_family(folder).plan_video_from_size(8, 200, 200).grid == (4, 2, 2)
+    assert load_family(folder).plan_video_from_size(range(8), 200, 200).grid == (4, 2, 2)
 
 
 def test_the_digest_covers_frames_their_order_and_their_times() -> None:
@@ -184,8 +185,8 @@ def test_a_model_whose_vocabulary_has_no_video_token_takes_no_videos(
     refusals: list[EpdError] = []
     for call in (
         lambda: family.plan_video((1, 4, 4)),
-        lambda: family.plan_video_from_size(2, 60, 60),
-        lambda: family.frame_settings(2),
+        lambda: family.plan_video_from_size((0, 1), 60, 60),
+        lambda: family.frame_settings((1, 4, 4)),
     ):
         with pytest.raises(UnsupportedFeatureError, match="no video token") as refused:
             call()

@@ -9,7 +9,7 @@ import torch
 from epd.engine.build import build_vision_runner
 from epd.engine.families.registry import load_family
 from epd.engine.vision_runner import VisionRunner
-from epd.errors import InvalidRequestError, UnsupportedFeatureError
+from epd.errors import InvalidRequestError
 from tests.engine.harness import ImagePrompts, Reference, running
 
 SIZES = [(64, 64), (100, 150), (190, 90)]
@@ -60,11 +60,6 @@ def test_an_embedding_without_its_levels_or_with_others_is_not_the_same(
         assert answer != expected
         with pytest.raises(InvalidRequestError, match="an embedding is"):
             client.engine.submit(_with(made, embedding[:, : family.hidden_size], "cut"))
-
-
-def test_the_model_takes_no_videos_yet(tiny_qwen3vl: Path) -> None:
-    with pytest.raises(UnsupportedFeatureError):
-        load_family(tiny_qwen3vl).plan_video_from_size(2, 64, 64)
 
 
 def _with(made, embedding: torch.Tensor, request_id: str):

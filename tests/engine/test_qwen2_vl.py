@@ -77,9 +77,9 @@ def test_positions_equal_get_rope_index(
     total = sum(family.plan_image(i.grid).position_delta for i in images if i.grid)
     assert total == delta.item()
     start, end = sorted(int(c * len(tokens)) for c in cut)
-    got = family.positions(images, total, start, end)
+    got = family.positions(tokens, images, total, start, end)
     np.testing.assert_array_equal(got, expected[:, 0, start:end].numpy())
-    after = family.positions((), total, len(tokens), len(tokens) + 3)
+    after = family.positions(tokens, (), total, len(tokens), len(tokens) + 3)
     np.testing.assert_array_equal(after[0], np.arange(3) + len(tokens) + delta.item())
 
 

@@ -38,11 +38,11 @@ def test_positions_of_mixed_images_and_videos_equal_get_rope_index(family, rope,
         torch.tensor([tokens]), torch.tensor([types]), grids.get(False), grids.get(True)
     )
     images = tuple(image for _, image in placed)
-    total = sum(family.plan_placed(i.grid, tokens[i.offset]).position_delta for i in images)
+    total = sum(family.plan_placed(i.grid, tokens[i.offset :]).position_delta for i in images)
     start, end = sorted(int(c * len(tokens)) for c in cut)
-    got = family.positions(images, total, start, end)
+    got = family.positions(tokens, images, total, start, end)
     np.testing.assert_array_equal(got, expected[:, 0, start:end].numpy())
-    after = family.positions((), total, len(tokens), len(tokens) + 1)
+    after = family.positions(tokens, (), total, len(tokens), len(tokens) + 1)
     assert after[0, 0] == expected[0, 0, -1] + 1
 
 

@@ -1,6 +1,7 @@
 """What plain ``transformers`` answers: the whole model in this process, nothing of ours."""
 
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from epd.media import Video
-from tests.support.video_reference import process_video
+from tests.support.video_reference import process_video, spelled_video
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Reference:
         self._processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
         self._pad = self._model.config.image_token_id
         self._video_pad = self._model.config.video_token_id
+        self._spells_times = self._model.config.model_type == "qwen3_vl"
 
     def prompt_ids(self, question: Question, grids: Sequence[tuple[int, int, int]]) -> list[int]:
         """The rendered conversation with the placeholders of every image and video."""
@@ -49,15 +51,23 @@ class Reference:
         text = self._tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
+        if not self._spells_times:
+            return self._with_pads(text, grids, {self._pad, self._video_pad})
+        count = len(question.images)
+        whole, *after = text.split("<|video_pad|>")
+        for video, grid, more in zip(question.videos, grids[count:], after, strict=True):
+            whole += spelled_video(video, grid) + more
+        return self._with_pads(whole, grids[:count], {self._pad})
+
+    def _with_pads(
+        self, text: str, grids: Sequence[tuple[int, int, int]], single: set[int]
+    ) -> list[int]:
+        """Token ids, each of the ``single`` ones repeated to fill its grid."""
         ids: list[int] = []
         left = iter(grids)
-        merge = self._processor.merge_size**2
         for token in self._tokenizer.encode(text, add_special_tokens=False):
-            if token in (self._pad, self._video_pad):
-                temporal, height, width = next(left)
-                ids += [token] * (temporal * height * width // merge)
-            else:
-                ids.append(token)
+            count = math.prod(next(left)) // self._processor.merge_size**2 if token in single else 1
+            ids += [token] * count
         return ids
 
     def greedy(self, question: Question, max_tokens: int) -> list[int]:
@@ -70,7 +80,10 @@ class Reference:
             grids = [tuple(grid) for grid in pixels["image_grid_thw"].tolist()]
             inputs |= {key: pixels[key] for key in ("pixel_values", "image_grid_thw")}
         if question.videos:
-            made = [process_video(self._processor, video.frames) for video in question.videos]
+            made = [
+                process_video(self._processor, video.frames, bounded_together=self._spells_times)
+                for video in question.videos
+            ]
             grids += [grid for _, grid in made]
             inputs["pixel_values_videos"] = torch.cat([pixels for pixels, _ in made])
             inputs["video_grid_thw"] = torch.tensor([grid for _, grid in made])

@@ -51,10 +51,12 @@ class PixelInput:
 class FrameSettings:
     """How a video's frames become patches.
 
-    ``options`` are the image processor's where videos differ from images; ``temporal_patch_size``
-    frames make one temporal patch, the last frame repeated where some are missing.
+    Each is resized to ``size`` (width, height); ``options`` are the image processor's where videos
+    differ from images; ``temporal_patch_size`` frames make one temporal patch, the last frame
+    repeated where some are missing.
     """
 
+    size: tuple[int, int]
     options: Mapping[str, Any]
     temporal_patch_size: int
 
@@ -157,12 +159,17 @@ class ModelFamily(abc.ABC):
         return frozenset([ends] if isinstance(ends, int) else ends or [])
 
     def positions(
-        self, images: Sequence[PromptImage], position_delta: int, start: int, end: int
+        self,
+        token_ids: Sequence[int],
+        images: Sequence[PromptImage],
+        position_delta: int,
+        start: int,
+        end: int,
     ) -> npt.NDArray[np.int64]:
         """Rope positions [position_axes, end - start] of tokens ``start`` to ``end``.
 
-        ``position_delta`` is the sum over all images; images that the range touches or precedes
-        need their grid.
+        ``token_ids`` is the sequence up to ``end`` at least. ``position_delta`` is the sum over all
+        images; images that the range touches or precedes need their grid.
         """
         return np.arange(start, end, dtype=np.int64)[None] + position_delta
 
@@ -190,14 +197,25 @@ class ModelFamily(abc.ABC):
         """The place a video of this patch grid takes."""
         raise self._no_videos()
 
-    def plan_placed(self, grid: Grid, token_id: int) -> ImagePlan:
-        """The plan behind a run of placeholders that begins with this token."""
-        if self.video_token_id is not None and token_id == self.video_token_id:
+    def plan_placed(self, grid: Grid, placed: Sequence[int]) -> ImagePlan:
+        """The plan that this run of placeholders must be the place of.
+
+        Raises:
+            InvalidRequestError: no image or video has this grid, or this run.
+        """
+        if self.video_token_id is not None and placed[0] == self.video_token_id:
             return self.plan_video(grid)
         return self.plan_image(grid)
 
-    def plan_video_from_size(self, frames: int, width: int, height: int) -> ImagePlan:
-        """The place a video of so many frames of this size takes, before it is decoded.
+    def plan_video_from_size(
+        self, timestamps_s: Sequence[float], width: int, height: int
+    ) -> ImagePlan:
+        """The place a video of frames of this size takes, before it is decoded.
+
+        Args:
+            timestamps_s: When each frame is shown, in seconds.
+            width: Of every frame, in pixels.
+            height: Of every frame, in pixels.
 
         Raises:
             UnsupportedFeatureError: the model takes no videos.
@@ -205,8 +223,8 @@ class ModelFamily(abc.ABC):
         """
         raise self._no_videos()
 
-    def frame_settings(self, frames: int) -> "FrameSettings":
-        """How the folder's image processor is to treat the frames of a video of so many."""
+    def frame_settings(self, grid: Grid) -> "FrameSettings":
+        """How the folder's image processor is to treat the frames of a video of this grid."""
         raise self._no_videos()
 
     def plan_from_size(self, width: int, height: int) -> ImagePlan:

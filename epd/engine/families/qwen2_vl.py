@@ -1,7 +1,8 @@
 """Qwen2-VL: images of any size and videos, multimodal rope over time, height and width."""
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -61,6 +62,7 @@ class Qwen2VLFamily(ModelFamily):
     text_class: Any = Qwen2VLTextModel
     tower_class: Any = Qwen2VisionTransformerPretrainedModel
     vision_class: Any = Qwen2VLVision
+    video_class: type[Qwen2VLVideoSettings] = Qwen2VLVideoSettings
 
     def __init__(self, folder: Any, config: Any) -> None:
         super().__init__(folder, config)
@@ -72,13 +74,29 @@ class Qwen2VLFamily(ModelFamily):
         self._merge_size = int(config.vision_config.spatial_merge_size)
 
     def positions(
-        self, images: Sequence[PromptImage], position_delta: int, start: int, end: int
+        self,
+        token_ids: Sequence[int],
+        images: Sequence[PromptImage],
+        position_delta: int,
+        start: int,
+        end: int,
     ) -> npt.NDArray[np.int64]:
         if not images or start >= images[-1].offset + images[-1].length:
             return np.repeat(np.arange(start, end)[None] + position_delta, 3, axis=0)
+        return self._positions_among(self._segments(token_ids, images, end), start, end)
+
+    def _segments(
+        self, token_ids: Sequence[int], images: Sequence[PromptImage], end: int
+    ) -> Iterable[PromptImage]:
+        """The runs of rows before ``end`` that have positions of their own, in order."""
+        return images
+
+    def _positions_among(
+        self, segments: Iterable[PromptImage], start: int, end: int
+    ) -> npt.NDArray[np.int64]:
         positions = np.repeat(np.arange(start, end)[None], 3, axis=0)
         delta = 0
-        for image in images:
+        for image in segments:
             if image.offset >= end:
                 break
             assert image.grid is not None, "rope positions of an image need its grid"
@@ -134,44 +152,47 @@ class Qwen2VLFamily(ModelFamily):
 
     def plan_from_size(self, width: int, height: int) -> ImagePlan:
         size = self._processor.size
-        rows, columns = self._patches(width, height, size["shortest_edge"], size["longest_edge"])
-        return self.plan_image((1, rows, columns))
+        with _extreme_sides_refused(width, height):
+            resized = smart_resize(
+                height,
+                width,
+                factor=self._factor,
+                min_pixels=size["shortest_edge"],
+                max_pixels=size["longest_edge"],
+            )
+        return self.plan_image(self._grid(1, *resized))
 
-    def plan_video_from_size(self, frames: int, width: int, height: int) -> ImagePlan:
+    def plan_video_from_size(
+        self, timestamps_s: Sequence[float], width: int, height: int
+    ) -> ImagePlan:
+        return self.plan_video(self._video_grid(len(timestamps_s), width, height))
+
+    def _video_grid(self, frames: int, width: int, height: int) -> Grid:
+        """The patch grid of a video of so many frames of this size.
+
+        Raises:
+            UnsupportedFeatureError, InvalidRequestError: as for plan_video_from_size.
+        """
         if self.video_token_id is None:
             raise self._no_videos()
-        least, most = self._video.pixels(frames, self._factor)
-        rows, columns = self._patches(width, height, least, most)
-        return self.plan_video((self._video.temporal_patches(frames), rows, columns))
+        with _extreme_sides_refused(width, height):
+            resized = self._video.frame_size(frames, height, width, self._factor)
+        return self._grid(self._video.temporal_patches(frames), *resized)
 
-    def frame_settings(self, frames: int) -> FrameSettings:
+    def frame_settings(self, grid: Grid) -> FrameSettings:
         if self.video_token_id is None:
             raise self._no_videos()
-        return self._video.frame_settings(frames, self._factor)
+        options = {**self._video.options, "do_resize": False}
+        return FrameSettings(self.pixel_size(grid), options, self._video.temporal_patch_size)
 
     @property
     def _factor(self) -> int:
         """Sides of a resized picture are multiples of it."""
         return int(self._processor.patch_size * self._processor.merge_size)
 
-    def _patches(self, width: int, height: int, least: int, most: int) -> tuple[int, int]:
-        """Patch rows and columns of a picture that is resized to between so many pixels.
-
-        Raises:
-            InvalidRequestError: its side ratio is too extreme.
-        """
-        try:
-            rows, columns = smart_resize(
-                height, width, factor=self._factor, min_pixels=least, max_pixels=most
-            )
-        except ValueError as error:
-            raise InvalidRequestError(
-                f"an image of {width}x{height} pixels has too extreme a side ratio",
-                field="image",
-                reason="IMAGE_SHAPE",
-            ) from error
+    def _grid(self, temporal: int, height: int, width: int) -> Grid:
         side = self._processor.patch_size
-        return rows // side, columns // side
+        return temporal, height // side, width // side
 
     def pixel_size(self, grid: Grid) -> tuple[int, int]:
         side = self._processor.patch_size
@@ -192,7 +213,7 @@ class Qwen2VLFamily(ModelFamily):
 
     @cached_property
     def _video(self) -> Qwen2VLVideoSettings:
-        return Qwen2VLVideoSettings(self.folder)
+        return self.video_class(self.folder)
 
     @cached_property
     def _processor(self) -> Qwen2VLImageProcessorPil:
@@ -216,3 +237,16 @@ class Qwen2VLFamily(ModelFamily):
             weights.load(lambda: self.tower_class(config), prefix)
         )
         return vision
+
+
+@contextlib.contextmanager
+def _extreme_sides_refused(width: int, height: int) -> Iterator[None]:
+    """What transformers says of a picture of this size, as an InvalidRequestError."""
+    try:
+        yield
+    except ValueError as error:
+        raise InvalidRequestError(
+            f"an image of {width}x{height} pixels has too extreme a side ratio",
+            field="image",
+            reason="IMAGE_SHAPE",
+        ) from error

@@ -11,11 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from epd.engine.families.base import FrameSettings
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-# Defaults of transformers' Qwen2VLVideoProcessor.
-_SIZE = {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768}
-_MAX_VIDEO_TOKENS = 128000
 #: Where transformers looks, in its order: file, and key within it.
 _FILES = (
     ("processor_config.json", "video_processor"),
@@ -23,7 +20,6 @@ _FILES = (
     ("preprocessor_config.json", None),
 )
 _OPTIONS = (
-    "do_resize",
     "resample",
     "do_rescale",
     "rescale_factor",
@@ -36,31 +32,38 @@ _OPTIONS = (
 class Qwen2VLVideoSettings:
     """The video processor settings of a model folder."""
 
+    #: Defaults of transformers' Qwen2VLVideoProcessor: least and most pixels of a frame.
+    default_pixels = (128 * 28 * 28, 28 * 28 * 768)
+    default_max_tokens = 128000
+
     def __init__(self, folder: Path) -> None:
         config = _video_config(folder)
-        self._options = {name: config[name] for name in _OPTIONS if config.get(name) is not None}
-        self._shortest, self._longest = _sizes(config)
-        self._temporal_patch_size = int(config.get("temporal_patch_size") or 2)
+        #: The image processor's options where videos differ from images.
+        self.options = {name: config[name] for name in _OPTIONS if config.get(name) is not None}
+        self.temporal_patch_size = int(config.get("temporal_patch_size") or 2)
+        self._shortest, self._longest = _pixels(config, self.default_pixels)
         self._capped = bool(config.get("cap_pixels_per_frame"))
-        self._max_tokens = int(config.get("max_video_tokens") or _MAX_VIDEO_TOKENS)
+        self._max_tokens = int(config.get("max_video_tokens") or self.default_max_tokens)
 
     def temporal_patches(self, frames: int) -> int:
         """Temporal patches of so many frames; the last frame fills what is missing."""
-        return -(-frames // self._temporal_patch_size)
+        return -(-frames // self.temporal_patch_size)
 
-    def pixels(self, frames: int, factor: int) -> tuple[int, int]:
-        """Least and most pixels of a frame, of sides that are multiples of ``factor``."""
-        if not self._capped:
-            return self._shortest, self._longest
-        total = int(self._max_tokens * factor * factor * 0.9)
-        share = total * self._temporal_patch_size // frames
-        return self._shortest, max(min(self._longest, share), int(self._shortest * 1.05))
+    def frame_size(self, frames: int, height: int, width: int, factor: int) -> tuple[int, int]:
+        """Height and width, multiples of ``factor``, that each of so many frames is resized to.
 
-    def frame_settings(self, frames: int, factor: int) -> FrameSettings:
-        """For the image processor."""
-        shortest, longest = self.pixels(frames, factor)
-        size = {"shortest_edge": shortest, "longest_edge": longest}
-        return FrameSettings({**self._options, "size": size}, self._temporal_patch_size)
+        Raises:
+            ValueError: the side ratio is too extreme.
+        """
+        most = self._longest
+        if self._capped:
+            total = int(self._max_tokens * factor * factor * 0.9)
+            share = total * self.temporal_patch_size // frames
+            most = max(min(most, share), int(self._shortest * 1.05))
+        size: tuple[int, int] = smart_resize(
+            height, width, factor=factor, min_pixels=self._shortest, max_pixels=most
+        )
+        return size
 
     def to_dict(self) -> Mapping[str, Any]:
         """All that decides the pixels, for the digest."""
@@ -78,9 +81,9 @@ def _video_config(folder: Path) -> Mapping[str, Any]:
     return {}
 
 
-def _sizes(config: Mapping[str, Any]) -> tuple[int, int]:
+def _pixels(config: Mapping[str, Any], default: tuple[int, int]) -> tuple[int, int]:
     """Least and most pixels; older files name them so."""
-    size = {**(config.get("size") or _SIZE)}
+    size = config.get("size") or dict(zip(("shortest_edge", "longest_edge"), default, strict=True))
     shortest = config.get("min_pixels") or size["shortest_edge"]
     longest = config.get("max_pixels") or size["longest_edge"]
     return int(shortest), int(longest)
