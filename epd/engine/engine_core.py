@@ -72,7 +72,7 @@ class EngineCore:
         for sequence in plan.admitted:
             self._inbox.dequeued(sequence)
             sequence.admitted_ns = now
-            self._post(sequence, Admitted(queue_ns=now - sequence.arrived_ns))
+            self._post(sequence, Admitted(now - sequence.arrived_ns, sequence.cached_len))
         for sequence in plan.preempted:
             self._post(sequence, Preempted())
         if plan.admitted or plan.preempted:

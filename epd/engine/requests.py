@@ -77,9 +77,13 @@ class EngineRequest:
 
 @dataclass(frozen=True)
 class Admitted:
-    """The request has entered the running set after ``queue_ns`` of waiting."""
+    """The request has entered the running set after ``queue_ns`` of waiting.
+
+    ``cached_tokens``: prompt tokens whose KV was found in the prefix cache.
+    """
 
     queue_ns: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,21 @@ Emit = Callable[[decode_pb2.DecodeResponse], Awaitable[None]]
 
 @dataclass(frozen=True)
 class PromptFacts:
-    """What usage reports and the engine's Finished does not know; token counts."""
+    """What usage reports and the engine does not know; token counts."""
 
     prompt_tokens: int
     image_tokens: int
     #: Found in this worker's prefix cache when the KV was received, not computed here.
     cached_tokens: int = 0
+
+    def usage(self, engine_cached_tokens: int, completion_tokens: int = 0) -> common_pb2.Usage:
+        """The wire's usage, with the hits of the engine's own look-up and the tokens drawn."""
+        return common_pb2.Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=completion_tokens,
+            cached_tokens=self.cached_tokens + engine_cached_tokens,
+            image_tokens=self.image_tokens,
+        )
 
 
 async def send_answer(
@@ -53,7 +62,9 @@ async def send_answer(
         await emit(
             decode_pb2.DecodeResponse(
                 started=decode_pb2.Started(
-                    timings=timings_to_proto(stages.durations_ns), service_ns=stages.service_ns()
+                    timings=timings_to_proto(stages.durations_ns),
+                    service_ns=stages.service_ns(),
+                    usage=facts.usage(admitted.cached_tokens),
                 )
             )
         )
@@ -92,11 +103,6 @@ def _finished(event: Finished, facts: PromptFacts, service_ns: int) -> decode_pb
             finish_reason=finish_reason_to_proto(event.reason),
             timings=timings_to_proto(timings),
             service_ns=service_ns,
-            usage=common_pb2.Usage(
-                prompt_tokens=facts.prompt_tokens,
-                completion_tokens=event.completion_tokens,
-                cached_tokens=facts.cached_tokens + event.cached_tokens,
-                image_tokens=facts.image_tokens,
-            ),
+            usage=facts.usage(event.cached_tokens, event.completion_tokens),
         )
     )

@@ -66,6 +66,8 @@ class LocalAttempt:
                         reported = timings_from_proto(started.timings)
                         path.add_window("decode", reported, started.service_ns, now_ns - mark_ns)
                         mark_ns = now_ns
+                        if started.HasField("usage"):
+                            self._note_prompt(started.usage)
                     case "tokens":
                         if first_token_ns is None:
                             first_token_ns = now_ns
@@ -83,9 +85,7 @@ class LocalAttempt:
                         finished = response.finished
                         outcome = finish_reason_from_proto(finished.finish_reason)
                         ended = outcome is not None
-                        self._work.cached(finished.usage.cached_tokens)
-                        self._work.prompt_tokens = finished.usage.prompt_tokens
-                        self._work.image_tokens = finished.usage.image_tokens
+                        self._note_prompt(finished.usage)
                         reported = timings_from_proto(finished.timings)
                         path.add_window("decode", reported, finished.service_ns, now_ns - mark_ns)
                         self._learn(reported, finished.usage)
@@ -94,6 +94,12 @@ class LocalAttempt:
         if not ended:
             raise InternalError(f"decode {self._worker.address} ended without saying why")
         return outcome
+
+    def _note_prompt(self, usage: common_pb2.Usage) -> None:
+        """Takes the prompt's part; before the end too, where it is known earlier."""
+        self._work.cached(usage.cached_tokens)
+        self._work.prompt_tokens = usage.prompt_tokens
+        self._work.image_tokens = usage.image_tokens
 
     def _learn(self, reported: Mapping[str, int], usage: common_pb2.Usage) -> None:
         computed = max(1, usage.prompt_tokens - usage.cached_tokens)

@@ -117,6 +117,8 @@ class PairAttempt:
                 return self._outcome.result()
             if decode.done() and not self._handed_over and not prefill.done():
                 await asyncio.wait({prefill}, timeout=culprit_grace_s)
+                if self._outcome.done():  # its first token was the last one
+                    return self._outcome.result()
             if prefill.done():
                 waiting.discard(prefill)
                 if not self._handed_over:
@@ -226,7 +228,8 @@ class PairAttempt:
         queue_ns = min(self._queue_ns, handover_ns)
         path = self._work.path
         path.add(KV_HANDOVER, handover_ns - queue_ns)
-        self._transfer.add(self._moved_tokens, (handover_ns - queue_ns) / 1e9)
+        if self._started_ns is not None:  # else it was preempted in decode's queue
+            self._transfer.add(self._moved_tokens, (handover_ns - queue_ns) / 1e9)
         path.add("decode.queue", queue_ns)
         since_start_ns = now_ns - started_ns
         if finished is None:  # a stop string, or preempted

@@ -363,7 +363,8 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
             if request.WhichOneof("source") == "transfer_id":
                 await self.fabric.sealed(request.transfer_id).wait()
                 position += 1
-            yield decode_pb2.DecodeResponse(started=decode_pb2.Started())
+            usage = common_pb2.Usage(prompt_tokens=7, image_tokens=5)
+            yield decode_pb2.DecodeResponse(started=decode_pb2.Started(usage=usage))
             started_ns = time.monotonic_ns()
             while position < request.sampling.max_tokens:
                 await asyncio.sleep(self.token_s)
@@ -392,7 +393,7 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
                             stage="decode", duration_ns=time.monotonic_ns() - started_ns
                         )
                     ],
-                    usage=common_pb2.Usage(prompt_tokens=7, image_tokens=5),
+                    usage=usage,
                 )
             )
 

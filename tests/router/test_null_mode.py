@@ -5,7 +5,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from epd.v1 import router_pb2
+from epd.v1 import common_pb2, router_pb2
 from tests.router.fake_workers import FakeDecode, FakePrefill, answer_token
 from tests.router.harness import failure, request, router, running
 from tests.router.model_folder import IMAGE
@@ -24,6 +24,15 @@ async def test_a_unified_worker_gets_the_unexpanded_prompt_and_the_image_files(
     anchors = [index for index, token in enumerate(call.token_ids) if token == IMAGE]
     assert [image.anchor_index for image in call.local.images] == anchors
     assert [image.data for image in call.local.images] == [b"one", b"two"]
+    assert answer.completion.usage.prompt_tokens == 7
+    assert answer.completion.usage.image_tokens == 5
+
+
+async def test_an_answer_that_ends_at_a_stop_string_reports_its_prompt_too(model: Path) -> None:
+    worker = FakeDecode(unified=True)
+    async with running(worker), router(model, [worker], disaggregation_mode="null") as served:
+        answer = await collect(served.stub.Generate(request("hi", stop=["q"])))
+    assert answer.completion.finish_reason == common_pb2.FINISH_REASON_STOP
     assert answer.completion.usage.prompt_tokens == 7
     assert answer.completion.usage.image_tokens == 5
 

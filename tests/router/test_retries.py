@@ -14,6 +14,7 @@ from epd.errors import (
     TransferFailedError,
     UnavailableError,
 )
+from epd.v1 import common_pb2
 from tests.router.conftest import Fleet
 from tests.router.fake_workers import (
     FakeDecode,
@@ -141,6 +142,18 @@ async def test_an_answer_whose_last_token_was_the_end_is_not_continued(
     assert answer.token_ids == [*(answer_token(0, index) for index in range(4)), END]
     assert fleet.prefill.calls["Prefill"] == 1
     assert answer.completion.finish_reason == 1
+
+
+async def test_an_answer_that_its_first_token_completes_is_not_replayed_for_a_failed_decode_leg(
+    model: Path, fleet: Fleet
+) -> None:
+    fleet.decode.failures = [TransferFailedError("no KV came")]
+    fleet.prefill.prefill_s = 0.2  # decode has failed by then, and prefill is asked for the cause
+    async with running(*fleet.workers), router(model, fleet.workers, culprit_grace_s="20") as one:
+        answer = await collect(one.stub.Generate(request(stop=["t"])))
+    assert answer.completion.finish_reason == common_pb2.FINISH_REASON_STOP
+    assert (answer.token_ids, answer.text) == ([answer_token(0, 0)], "")
+    assert answer.completion.attempt_count == 1
 
 
 async def test_prefill_dying_after_the_hand_over_does_no_harm(model: Path, fleet: Fleet) -> None:
