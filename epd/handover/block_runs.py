@@ -78,9 +78,9 @@ class KvRoute:
         parts = [(one.local_offset, one.remote_offset, one.length) for one in self._slices]
         self._parts = np.array(parts, dtype=np.int64).reshape(-1, 3).T
 
-    def layer_bytes(self, runs: Runs) -> int:
-        """Bytes of one layer of some blocks."""
-        return int(runs[:, 2].sum()) * self._slice_bytes
+    def layer_bytes(self, block_count: int) -> int:
+        """Bytes of one layer of so many blocks."""
+        return block_count * self._slice_bytes
 
     def segments(self, runs: Runs, layers: range) -> tuple[SegmentArray, SegmentArray]:
         """Segment pairs of some layers: one pair per layer and run where whole blocks lie densely

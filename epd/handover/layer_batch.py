@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from epd.handover.block_runs import Runs
+from epd.handover.step_segments import StepSegments
 from epd.transfer.base import Segment
 
 
@@ -16,23 +16,22 @@ class LayerBatch:
     seal joins the last ones likewise.
     """
 
-    runs: Runs
+    step: StepSegments
     layers: range
-    layer_bytes: int
     #: Among the transfer's KV WRITEs.
     ordinal: int
     #: The seal record here, when it leaves with these layers.
     seal: Segment | None = None
 
-    def takes(self, layer: int, runs: Runs, most_bytes: int) -> bool:
+    def takes(self, layer: int, step: StepSegments, most_bytes: int) -> bool:
         """Whether a layer may join: the next one of the same step, and not too much in all.
 
         A step's first WRITE takes half as much, so that there is a second one to prepare for and
         the seal finds layers that have not left.
         """
-        grown = self.layer_bytes * (len(self.layers) + 1)
+        grown = self.step.layer_bytes * (len(self.layers) + 1)
         most_bytes = most_bytes if self.layers.start else most_bytes // 2
-        return layer == self.layers.stop and runs is self.runs and grown <= most_bytes
+        return layer == self.layers.stop and step is self.step and grown <= most_bytes
 
     def add_next(self) -> None:
         """Takes the next layer in."""

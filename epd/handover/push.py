@@ -10,13 +10,14 @@ from typing import Protocol
 from epd.engine.kv_layout import KvLayout
 from epd.engine.requests import LayerProgress
 from epd.errors import EpdError, InternalError, NotPostedError, TransferFailedError
-from epd.handover.block_runs import KvRoute, Runs, block_runs
+from epd.handover.block_runs import KvRoute
 from epd.handover.control import PushTarget, Reservation
 from epd.handover.layer_batch import LayerBatch
 from epd.handover.layer_digests import BlockReader, LayerDigests
 from epd.handover.notice import Notice, NoticeKind
 from epd.handover.seal import SealRecord, SealSlots
 from epd.handover.sender_config import PushTime, SenderConfig
+from epd.handover.step_segments import StepSegments
 from epd.handover.write_ledger import SEAL, WriteLedger
 from epd.transfer.base import TransferResult
 from epd.transfer.job import UnreleasedTransferError
@@ -90,8 +91,7 @@ class KvPush:
         # Engine thread only.
         self._pushed_until = [reservation.cached_block_count] * layout.layer_count
         self._chunk = (0, 0)
-        self._chunk_runs: Runs = block_runs((), ())
-        self._chunk_layer_bytes = 0
+        self._step = StepSegments(route, (), (), layout.layer_count)
         self._held_back: LayerProgress | None = None
         self._digests: LayerDigests | None = None
         if reservation.checksum:
@@ -130,10 +130,12 @@ class KvPush:
             return
         if self._chunk != (begin, end):  # the same for all layers of a step
             self._chunk = (begin, end)
-            self._chunk_runs = block_runs(
-                progress.block_ids[begin:end], self.reservation.block_ids[begin:end]
+            self._step = StepSegments(
+                self._route,
+                progress.block_ids[begin:end],
+                self.reservation.block_ids[begin:end],
+                self._layout.layer_count,
             )
-            self._chunk_layer_bytes = self._route.layer_bytes(self._chunk_runs)
         self._pushed_until[layer] = end
         if self._digests is not None:
             self._digests.update(layer, progress.block_ids[begin:end])
@@ -189,13 +191,12 @@ class KvPush:
             if self.error is not None:
                 return
             batch = self._batch
-            if batch and batch.takes(layer, self._chunk_runs, self._merge_bytes):
+            if batch and batch.takes(layer, self._step, self._merge_bytes):
                 batch.add_next()
-                self.writes.grown(self._chunk_layer_bytes)
+                self.writes.grown(self._step.layer_bytes)
                 return
-            ordinal = self.writes.opened(self._chunk_layer_bytes)
-            layers = range(layer, layer + 1)
-            batch = LayerBatch(self._chunk_runs, layers, self._chunk_layer_bytes, ordinal)
+            ordinal = self.writes.opened(self._step.layer_bytes)
+            batch = LayerBatch(self._step, range(layer, layer + 1), ordinal)
             self._batch = batch
         self._post(lambda: self._take(batch), lambda: (batch.title, batch.layers))
 
@@ -204,7 +205,7 @@ class KvPush:
         with self._lock:
             if self._batch is batch:
                 self._batch = None
-        local, remote = self._route.segments(batch.runs, batch.layers)
+        local, remote = batch.step.of_layers(batch.layers)
         if batch.seal is None:
             notice = self._notice(NoticeKind.KV, batch.ordinal, batch.layers)
             return TransferContent(local, remote, notice)

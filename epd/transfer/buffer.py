@@ -24,16 +24,13 @@ class HostBuffer:
         memory = np.frombuffer(mmap.mmap(-1, pages * mmap.PAGESIZE), dtype=np.uint8)
         memory[:: mmap.PAGESIZE] = 0
         self._bytes: npt.NDArray[np.uint8] = memory[:byte_count]
+        #: Virtual address of the first byte.
+        self.address = int(self._bytes.ctypes.data)
 
     @property
     def segment(self) -> Segment:
         """The whole buffer, for registration."""
         return Segment(self.address, len(self._bytes))
-
-    @property
-    def address(self) -> int:
-        """Virtual address of the first byte."""
-        return int(self._bytes.ctypes.data)
 
     def part(self, offset: int, length: int) -> Segment:
         """The segment of bytes [offset, offset + length), which must lie inside."""

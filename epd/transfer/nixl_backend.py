@@ -61,10 +61,10 @@ def _import_nixl() -> Any:
 
 
 class _NixlHandle(TransferHandle):
-    def __init__(self, raw: Any, byte_count: int, pairs: int) -> None:
+    def __init__(self, raw: Any, planned: Sequence[Segment]) -> None:
         self.raw = raw
         self.state = TransferState.RUNNING
-        self.planned = (byte_count, pairs)
+        self.planned = planned
         self.posted_ns = time.perf_counter_ns()
 
 
@@ -185,7 +185,8 @@ class NixlBackend(TransferBackend):
             )
         except self._errors:  # vetoed by NIXL_TELEMETRY_ENABLE=n: what we asked for was done
             elapsed = time.perf_counter_ns() - handle.posted_ns
-            result = TransferResult(*handle.planned, elapsed, elapsed)
+            moved = SegmentArray.of(handle.planned)
+            result = TransferResult(moved.byte_count, len(moved), elapsed, elapsed)
         if not self.release(handle):
             self._unreleased.append(handle)
         return result
@@ -241,7 +242,7 @@ class NixlBackend(TransferBackend):
         handle = None
         try:
             raw = self._prepare(operation, agent_name, local, remote, notice)
-            handle = _NixlHandle(raw, SegmentArray.of(local).byte_count, len(local))
+            handle = _NixlHandle(raw, local)
             handle.state = _STATES[self._agent.transfer(raw)]
         except self._errors as error:
             if handle is not None and not self.release(handle):

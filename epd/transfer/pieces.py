@@ -22,9 +22,9 @@ def check_pairs(local: Sequence[Segment], remote: Sequence[Segment]) -> None:
             f"{len(local)} local and {len(remote)} remote segments: they must pair up"
         )
     here, there = (SegmentArray.of(one).rows[:, 1] for one in (local, remote))
-    wrong = np.flatnonzero((here != there) | (here < 1))
-    if len(wrong):
-        index = wrong[0]
+    wrong = (here != there) | (here < 1)
+    if wrong.any():
+        index = int(np.argmax(wrong))
         raise TransferFailedError(
             f"segment {index} has {here[index]} bytes here and {there[index]} there"
         )

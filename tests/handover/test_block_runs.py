@@ -62,7 +62,7 @@ def test_padding_between_blocks_is_never_sent():
     padded = laid_out(SHAPE, padding=64)
     route, runs = KvRoute(padded, laid_out(SHAPE)), block_runs(range(3), range(3))
     sources, _ = route.segments(runs, range(1))
-    assert route.layer_bytes(runs) == sources.byte_count
+    assert route.layer_bytes(3) == sources.byte_count
     assert [one.length for one in sources] == [SHAPE.block_bytes] * 3
 
 
