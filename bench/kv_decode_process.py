@@ -16,11 +16,14 @@ from epd.handover.lease_config import LeaseConfig
 from epd.handover.receiver import KvReceiver
 from epd.handover.receiver_config import ReceiverConfig
 from epd.handover.seal import SealSlots
+from epd.rpc.server_calls import ServerCalls
+from epd.telemetry.setup import start_telemetry
 from epd.thread_slices import serve_promptly
-from epd.v1 import common_pb2, decode_pb2_grpc
-from epd.wire.kv_layout import layout_to_proto
-from epd.wire.transfer import agent_from_proto, agent_to_proto
+from epd.transfer.base import AgentDescriptor
+from epd.v1 import decode_pb2_grpc
 from epd.worker.transfer_endpoint import open_endpoint
+from services.decode.pairing import Pairings, PairingTerms
+from services.decode.reserving import Reserving
 from services.decode.servicer import DecodeServicer
 
 
@@ -36,28 +39,34 @@ class DecodeProcess:
         config = ReceiverConfig(leases=LeaseConfig(peer_share=1.0))
         self._receiver = KvReceiver(self._kv.pool, self._kv.layout, self._agent, slots, config)
         self._server = grpc.aio.server()
-        # Only the calls that concern transfers are made here.
-        servicer = DecodeServicer(None, self._receiver, None, None)  # type: ignore[arg-type]
-        decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, self._server)
 
     async def hello(self) -> dict[str, Any]:
         """How to reach this side."""
+        descriptors = await asyncio.to_thread(self._agent.descriptors)
+        calls = ServerCalls(start_telemetry("decode", uuid.uuid4().hex), starts_traces=False)
+        pairings = Pairings(
+            PairingTerms(descriptors, self._kv.layout, 0.25, TIMEOUT_S, 64),
+            self._join,
+            self._leave,
+            Reserving(self._receiver, calls).answer,
+        )
+        # Only the calls that concern transfers are made here.
+        servicer = DecodeServicer(pairings, self._receiver, None, None)  # type: ignore[arg-type]
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(servicer, self._server)
         port = self._server.add_insecure_port("127.0.0.1:0")
         await self._server.start()
-        descriptor = await asyncio.to_thread(self._agent.descriptor)
-        return {
-            "port": port,
-            "agent": agent_to_proto(descriptor).SerializeToString().hex(),
-            "layout": layout_to_proto(self._kv.layout).SerializeToString().hex(),
-            "raw": self._raw.metadata().hex(),
-        }
+        return {"port": port, "raw": self._raw.metadata().hex()}
 
-    async def meet(self, agent: str, raw: str) -> None:
-        """Knows the sending side from here on."""
-        peer = agent_from_proto(common_pb2.AgentDescriptor.FromString(bytes.fromhex(agent)))
+    async def meet(self, raw: str) -> None:
+        """Knows the sending side's raw agent from here on."""
+        self._raw.connect(bytes.fromhex(raw))
+
+    async def _join(self, peer: AgentDescriptor) -> None:
         await asyncio.wrap_future(self._agent.connect(peer))
         self._receiver.peer_arrived(peer)
-        self._raw.connect(bytes.fromhex(raw))
+
+    async def _leave(self, peer: AgentDescriptor) -> None:
+        self._receiver.peer_gone(peer.instance_id)
 
     async def choose(self, seed: int, count: int) -> list[int]:
         """The blocks that this seed gives."""

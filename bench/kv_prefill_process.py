@@ -1,7 +1,6 @@
 """The sending process of kv_transfer: a raw agent and our sender over the same memory."""
 
 import asyncio
-import contextlib
 import sys
 import time
 import uuid
@@ -10,19 +9,17 @@ from typing import Any
 import grpc
 
 from bench.line_server import serve_lines
-from bench.raw_nixl import RawNixl
+from bench.raw_nixl import TIMEOUT_S, RawNixl
 from bench.synthetic_kv import SHAPE, SyntheticKv
 from epd.engine.requests import LayerProgress
-from epd.handover.control import PushTarget
 from epd.handover.push import KvPush
 from epd.handover.seal import SealSlots
 from epd.handover.sender import KvSender
 from epd.thread_slices import serve_promptly
-from epd.v1 import common_pb2, decode_pb2_grpc
-from epd.wire.kv_layout import layout_from_proto
-from epd.wire.transfer import agent_from_proto, agent_to_proto
+from epd.v1 import decode_pb2_grpc
 from epd.worker.transfer_endpoint import open_endpoint
-from services.prefill.decode_control import GrpcDecodeControl
+from services.prefill.config import PairingConfig
+from services.prefill.peer_link import DecodePeer, PairingTerms, PeerLink
 
 
 class PrefillProcess:
@@ -35,25 +32,28 @@ class PrefillProcess:
         self._agent = open_endpoint(("nixl",), "prefill", uuid.uuid4().hex, memory)
         self._raw = RawNixl("raw-prefill", self._kv.memory.segment, self._agent.config.poll_s)
         self._sender = KvSender(self._agent, self._kv.layout, slots)
+        self._tasks: list[asyncio.Task[None]] = []
         self._kv.fill(0)
 
-    async def meet(self, port: int, agent: str, layout: str, raw: str) -> dict[str, Any]:
-        """Connects to the receiving side; how to reach this one."""
-        peer = agent_from_proto(common_pb2.AgentDescriptor.FromString(bytes.fromhex(agent)))
-        there = layout_from_proto(common_pb2.KvLayout.FromString(bytes.fromhex(layout)))
-        mine = await asyncio.to_thread(self._agent.descriptor)
-        stub = decode_pb2_grpc.DecodeServiceStub(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
-        control = GrpcDecodeControl(
-            stub, mine.instance_id, reserve_timeout_s=10.0, control_timeout_s=5.0
-        )
-        self._target = PushTarget(peer, there, control)
-        await asyncio.wrap_future(self._agent.connect(peer))
-        self._sender.peer_arrived(self._target)
+    async def meet(self, port: int, raw: str) -> dict[str, Any]:
+        """Pairs with the receiving side; how to reach the raw agent of this one."""
+        address = f"127.0.0.1:{port}"
+        stub = decode_pb2_grpc.DecodeServiceStub(grpc.aio.insecure_channel(address))
+        config = PairingConfig(decodes=(address,), pair_silence_s=TIMEOUT_S)
+        mine = await asyncio.to_thread(self._agent.descriptors)
+        terms = PairingTerms(mine, self._kv.layout, config)
+        link = PeerLink(address, stub, terms, self._join, self._leave)
+        self._tasks.append(asyncio.create_task(link.run()))
+        self._target = (await link.wait_up(TIMEOUT_S)).target
         self._raw_peer = self._raw.connect(bytes.fromhex(raw))
-        return {
-            "agent": agent_to_proto(mine).SerializeToString().hex(),
-            "raw": self._raw.metadata().hex(),
-        }
+        return {"raw": self._raw.metadata().hex()}
+
+    async def _join(self, peer: DecodePeer) -> None:
+        await asyncio.wrap_future(self._agent.connect(peer.target.agent))
+        self._sender.peer_arrived(peer.target)
+
+    async def _leave(self, peer: DecodePeer) -> None:
+        self._sender.peer_gone(peer.target)
 
     async def choose(self, seed: int, count: int) -> list[int]:
         """The blocks that this seed gives."""
@@ -91,12 +91,12 @@ class PrefillProcess:
 
     async def serve(self) -> None:
         """Answers until stdin ends."""
-        running = asyncio.create_task(self._sender.run())
+        self._tasks.append(asyncio.create_task(self._sender.run()))
         commands = (self.meet, self.choose, self.write_raw, self.push, self.checksum)
         await serve_lines({command.__name__: command for command in commands})
-        running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(self._agent.stop)
 
 

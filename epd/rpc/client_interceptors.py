@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import grpc
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
+from epd.errors import EpdError
 from epd.rpc.credentials import split_address
 from epd.rpc.tracing_policy import is_traced
 from epd.telemetry import semconv
@@ -29,7 +31,7 @@ def client_interceptors(telemetry: Telemetry, address: str) -> list[Any]:
 
 
 class CallTracing:
-    """What the four interceptors of one channel share."""
+    """A CLIENT span and a duration per call of one peer."""
 
     def __init__(self, telemetry: Telemetry, address: str) -> None:
         self._tracer = telemetry.tracer
@@ -60,6 +62,26 @@ class CallTracing:
         task.add_done_callback(self._finishing.discard)
         return call
 
+    @contextlib.contextmanager
+    def message(self, method: str) -> Iterator[Mapping[str, str]]:
+        """Around the wait for an answer to a message that stands for a call of ``method``, on a
+        stream that is kept. Yields the trace context's headers, to be sent along.
+        """
+        span, started_ns, code = self._start_span(method), time.monotonic_ns(), "OK"
+        try:
+            yield dict(inject_context(trace.set_span_in_context(span)))
+        except EpdError as error:
+            code = error.code
+            raise
+        except asyncio.CancelledError:
+            code = "CANCELLED"
+            raise
+        except BaseException:
+            code = "UNKNOWN"
+            raise
+        finally:
+            self._end(method, span, started_ns, code)
+
     def _start_span(self, method: str) -> Span:
         if not trace.get_current_span().get_span_context().is_valid:
             return trace.INVALID_SPAN  # upkeep of no request: begins no trace
@@ -78,15 +100,18 @@ class CallTracing:
             with contextlib.suppress(asyncio.CancelledError):
                 code = (await call.code()).name
         finally:
-            attributes = self._attributes(method)
-            attributes[semconv.RPC_RESPONSE_STATUS_CODE] = code
-            span.set_attribute(semconv.RPC_RESPONSE_STATUS_CODE, code)
-            if code != "OK":
-                attributes[semconv.ERROR_TYPE] = code
-                span.set_attribute(semconv.ERROR_TYPE, code)
-                span.set_status(Status(StatusCode.ERROR))
-            span.end()
-            self._duration.record((time.monotonic_ns() - started_ns) / 1e9, attributes)
+            self._end(method, span, started_ns, code)
+
+    def _end(self, method: str, span: Span, started_ns: int, code: str) -> None:
+        attributes = self._attributes(method)
+        attributes[semconv.RPC_RESPONSE_STATUS_CODE] = code
+        span.set_attribute(semconv.RPC_RESPONSE_STATUS_CODE, code)
+        if code != "OK":
+            attributes[semconv.ERROR_TYPE] = code
+            span.set_attribute(semconv.ERROR_TYPE, code)
+            span.set_status(Status(StatusCode.ERROR))
+        span.end()
+        self._duration.record((time.monotonic_ns() - started_ns) / 1e9, attributes)
 
 
 class _UnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]

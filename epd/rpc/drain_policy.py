@@ -14,7 +14,6 @@ _UPKEEP = frozenset(
     {
         "epd.v1.DecodeService/Fail",
         "epd.v1.DecodeService/Renew",
-        "epd.v1.DecodeService/Reserve",
         "epd.v1.DecodeService/Settle",
         "epd.v1.EncoderService/AwaitReady",
         "epd.v1.EncoderService/Release",

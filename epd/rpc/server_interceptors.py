@@ -10,17 +10,14 @@ from typing import Any
 
 import grpc
 from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from epd.errors import EpdError, InternalError
 from epd.rpc.aliases import RpcMethodHandler, ServerInterceptor, ServicerContext
 from epd.rpc.handlers import wrap_handler
 from epd.rpc.request_context import begin_call, request_id
+from epd.rpc.server_calls import ServerCalls
 from epd.rpc.status import abort, error_from_rpc, root_error
 from epd.rpc.tracing_policy import is_traced
-from epd.telemetry import semconv
-from epd.telemetry.metrics import histogram
 from epd.telemetry.propagation import extract_context
 from epd.telemetry.setup import Telemetry
 
@@ -29,10 +26,6 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[RpcMethodHandler]]
 
 #: The caller's clock for a deadline starts earlier than ours, by the way of the request.
 DEADLINE_SLACK_S = 0.1
-#: Codes that are the server's fault; the others are answers.
-_SERVER_ERRORS = frozenset(
-    {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
-)
 
 
 def server_interceptors(telemetry: Telemetry, *, starts_traces: bool) -> list[ServerInterceptor]:
@@ -41,18 +34,10 @@ def server_interceptors(telemetry: Telemetry, *, starts_traces: bool) -> list[Se
 
 
 class TelemetryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """A SERVER span and a duration per call.
-
-    Args:
-        telemetry: The service's.
-        starts_traces: Whether a call without a caller's context begins a trace. True for the
-            router only: on workers such calls are upkeep that belongs to no request.
-    """
+    """A SERVER span and a duration per call; see :class:`ServerCalls`."""
 
     def __init__(self, telemetry: Telemetry, *, starts_traces: bool) -> None:
-        self._tracer = telemetry.tracer
-        self._duration = histogram(telemetry.meter, semconv.RPC_SERVER_CALL_DURATION)
-        self._starts_traces = starts_traces
+        self._calls = ServerCalls(telemetry, starts_traces=starts_traces)
 
     async def intercept_service(
         self, continuation: Continuation, details: grpc.HandlerCallDetails
@@ -70,7 +55,7 @@ class TelemetryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
     ) -> AsyncIterator[None]:
         started_ns = time.monotonic_ns()
         caller = extract_context(context.invocation_metadata() or ())
-        span = self._start_span(method, caller)
+        span = self._calls.begin(method, caller)
         code = "OK"
         try:
             with trace.use_span(span, record_exception=False, set_status_on_exception=False):
@@ -89,26 +74,7 @@ class TelemetryInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
             code = "UNKNOWN"
             raise
         finally:
-            _end_span(span, code)
-            attributes = {
-                semconv.RPC_SYSTEM_NAME: "grpc",
-                semconv.RPC_METHOD: method,
-                semconv.RPC_RESPONSE_STATUS_CODE: code,
-            }
-            if code in _SERVER_ERRORS:
-                attributes[semconv.ERROR_TYPE] = code
-            self._duration.record((time.monotonic_ns() - started_ns) / 1e9, attributes)
-
-    def _start_span(self, method: str, caller: Context) -> Span:
-        called = trace.get_current_span(caller).get_span_context().is_valid
-        if not called and not self._starts_traces:
-            return trace.INVALID_SPAN
-        return self._tracer.start_span(
-            method,
-            context=caller,
-            kind=SpanKind.SERVER,
-            attributes={semconv.RPC_SYSTEM_NAME: "grpc", semconv.RPC_METHOD: method},
-        )
+            self._calls.end(span, method, started_ns, code)
 
 
 class ErrorsInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -151,15 +117,3 @@ def _code_name(context: ServicerContext) -> str:
         return code.name
     names = {member.value[0]: member.name for member in grpc.StatusCode}
     return names.get(code or 0, "UNKNOWN")
-
-
-def _end_span(span: Span, code: str) -> None:
-    outcome = {"OK": semconv.OUTCOME_OK, "CANCELLED": semconv.OUTCOME_CANCELLED}
-    span.set_attribute(semconv.RPC_RESPONSE_STATUS_CODE, code)
-    span.set_attribute(semconv.EPD_OUTCOME, outcome.get(code, semconv.OUTCOME_ERROR))
-    if request_id():
-        span.set_attribute(semconv.EPD_REQUEST_ID, request_id())
-    if code in _SERVER_ERRORS:
-        span.set_attribute(semconv.ERROR_TYPE, code)
-        span.set_status(Status(StatusCode.ERROR))
-    span.end()

@@ -103,10 +103,23 @@ async def abort(context: ServicerContext, error: EpdError, request_id: str) -> N
 def error_from_rpc(error: grpc.aio.AioRpcError) -> EpdError:
     """What a peer answered, as the error it raised; codes of no EpdError become InternalError."""
     code, message = error.code().name, error.details() or error.code().name
-    reason, metadata, retry_after_s, field = _details(error)
+    try:
+        status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    except ValueError:  # details that contradict the status: a foreign server
+        status = None
+    reason, metadata, retry_after_s, field = _details(status)
     if reason is None and code == UnavailableError.code:
         reason, message = connection_failure(message) or (PEER_UNREACHABLE, message)
     found = error_from_code(code, message, reason, field=field, retry_after_s=retry_after_s)
+    found.metadata = metadata
+    return found
+
+
+def error_from_status(status: status_pb2.Status) -> EpdError:
+    """The error that :func:`status_from_error` made a status of."""
+    reason, metadata, retry_after_s, field = _details(status)
+    code = code_pb2.Code.Name(code_pb2.Code.ValueType(status.code))
+    found = error_from_code(code, status.message, reason, field=field, retry_after_s=retry_after_s)
     found.metadata = metadata
     return found
 
@@ -139,16 +152,12 @@ def root_error(error: BaseException) -> BaseException:
 
 
 def _details(
-    error: grpc.aio.AioRpcError,
+    status: status_pb2.Status | None,
 ) -> tuple[str | None, dict[str, str], float, str]:
     """Reason, metadata, retry delay in seconds and field, as far as the peer gave them."""
     reason: str | None = None
     metadata: dict[str, str] = {}
     retry_after_s, field = 1.0, ""
-    try:
-        status = rpc_status.from_call(error)  # type: ignore[arg-type]
-    except ValueError:  # details that contradict the status: a foreign server
-        status = None
     for packed in status.details if status is not None else ():
         info = error_details_pb2.ErrorInfo()
         retry = error_details_pb2.RetryInfo()

@@ -10,6 +10,7 @@ from epd.handover.receiver import KvReceiver
 from epd.handover.receiver_config import ReceiverConfig
 from epd.handover.seal import SealSlots
 from epd.handover.verifier import KvVerifier
+from epd.rpc.server_calls import ServerCalls
 from epd.rpc.service import Service, ServiceContext
 from epd.rpc.worker_service import WorkerServicer
 from epd.telemetry.metrics import observe, observe_carriers
@@ -27,6 +28,7 @@ from services.decode.local_start import local_encoder
 from services.decode.pairing import Pairings, PairingTerms
 from services.decode.remote import RemoteDecoding
 from services.decode.report import DecodeReport
+from services.decode.reserving import Reserving
 from services.decode.servicer import DecodeServicer
 
 
@@ -68,9 +70,16 @@ async def application(config: DecodeConfig, context: ServiceContext) -> AsyncIte
 
     receive = config.receive
     pairings = Pairings(
-        PairingTerms(descriptors, layout, receive.pair_heartbeat_s, receive.pair_silence_s),
+        PairingTerms(
+            descriptors,
+            layout,
+            receive.pair_heartbeat_s,
+            receive.pair_silence_s,
+            receive.max_transfers,
+        ),
         join,
         leave,
+        Reserving(receiver, ServerCalls(context.telemetry, starts_traces=False)).answer,
     )
     remote = RemoteDecoding(
         engine,

@@ -1,6 +1,7 @@
 """The prefill processes that may push KV here, each tied by one stream."""
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from epd.transfer.negotiation import negotiate
 from epd.v1 import decode_pb2
 from epd.wire.kv_layout import layout_from_proto, layout_to_proto
 from epd.wire.transfer import agents_from_proto, agents_to_proto
+from services.decode.reserve_answers import ReserveAnswers
 
 PairContext: TypeAlias = "grpc.aio.ServicerContext[decode_pb2.PairRequest, decode_pb2.PairResponse]"
 
@@ -29,6 +31,8 @@ class PairingTerms:
     layout: KvLayout
     heartbeat_s: float
     silence_s: float
+    #: Reserves of one peer that may be under way at once.
+    max_reserves: int
 
 
 class _Stream:
@@ -50,6 +54,7 @@ class Pairings:
         terms: What this side says and how long it waits.
         join: Called with a new peer's endpoint before it is answered.
         leave: Called once for each peer that had joined.
+        reserve: Answers a Reserve of the peer of that instance id.
     """
 
     def __init__(
@@ -57,10 +62,12 @@ class Pairings:
         terms: PairingTerms,
         join: Callable[[AgentDescriptor], Awaitable[None]],
         leave: Callable[[AgentDescriptor], Awaitable[None]],
+        reserve: Callable[[str, decode_pb2.Reserve], Awaitable[decode_pb2.Reserved]],
     ) -> None:
         self._terms = terms
         self._join = join
         self._leave = leave
+        self._reserve = reserve
         self._peers: dict[str, AgentDescriptor] = {}
         self._streams: dict[str, _Stream] = {}
         self._departures: set[asyncio.Task[None]] = set()
@@ -101,7 +108,7 @@ class Pairings:
             await self._join(agent)
             self._peers[agent.instance_id] = agent
             logger.info("paired with prefill instance %s", agent.instance_id)
-            await self._converse(context, stream)
+            await self._converse(context, agent.instance_id, stream)
         finally:
             self._peers.pop(agent.instance_id, None)
             # Runs to its end even when this call is cancelled: the peer's leases depend on it.
@@ -122,23 +129,37 @@ class Pairings:
         agent, _ = negotiate(agents_from_proto(hello.agents), self._terms.agents)
         return agent
 
-    async def _converse(self, context: PairContext, stream: _Stream) -> None:
-        """Answers the hello and exchanges heartbeats until one side has enough."""
-        await context.write(
+    async def _converse(self, context: PairContext, instance_id: str, stream: _Stream) -> None:
+        """Answers hello and Reserves and exchanges heartbeats until one side has enough."""
+        turn = asyncio.Lock()
+
+        async def write(message: decode_pb2.PairResponse) -> None:
+            async with turn:  # gRPC takes one message at a time
+                await context.write(message)
+
+        await write(
             decode_pb2.PairResponse(
                 agents=agents_to_proto(self._terms.agents),
                 kv_layout=layout_to_proto(self._terms.layout),
             )
         )
+        answers = ReserveAnswers(
+            functools.partial(self._reserve, instance_id), write, self._terms.max_reserves
+        )
         parts = [
             asyncio.create_task(part)
-            for part in (self._listen(context), self._beat(context), stream.until_replaced())
+            for part in (
+                self._listen(context, answers),
+                self._beat(write),
+                stream.until_replaced(),
+            )
         ]
         try:
             done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for part in parts:
                 part.cancel()
+            answers.close()
         for part in done:
             part.result()
 
@@ -150,20 +171,22 @@ class Pairings:
             del self._streams[agent.instance_id]
             stream.over.set()
 
-    async def _listen(self, context: PairContext) -> None:
+    async def _listen(self, context: PairContext, answers: ReserveAnswers) -> None:
         try:
             while True:
                 async with asyncio.timeout(self._terms.silence_s):
-                    beat = await context.read()
-                if not isinstance(beat, decode_pb2.PairRequest):  # end of stream
+                    message = await context.read()
+                if not isinstance(message, decode_pb2.PairRequest):  # end of stream
                     return
+                if message.HasField("reserve"):
+                    await answers.take(message.reserve)
         except TimeoutError:
             raise UnavailableError(
                 f"prefill was silent for {self._terms.silence_s} s", reason="PEER_SILENT"
             ) from None
 
-    async def _beat(self, context: PairContext) -> None:
+    async def _beat(self, write: Callable[[decode_pb2.PairResponse], Awaitable[None]]) -> None:
         """Sends heartbeats. A stream that takes no more is noticed by the listening side."""
         while True:
             await asyncio.sleep(self._terms.heartbeat_s)
-            await context.write(decode_pb2.PairResponse())
+            await write(decode_pb2.PairResponse())

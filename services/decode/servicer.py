@@ -10,7 +10,6 @@ from epd.rpc.aliases import ServicerContext
 from epd.rpc.status import error_from_code
 from epd.v1 import decode_pb2, decode_pb2_grpc
 from epd.wire.prompt import checked_transfer_id
-from epd.wire.transfer import segment_to_proto
 from services.decode.local import LocalDecoding
 from services.decode.pairing import Pairings
 from services.decode.remote import RemoteDecoding
@@ -38,24 +37,6 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     ) -> None:
         """Answers by ``context.write``, because it reads and writes at the same time."""
         await self._pairings.serve(context)
-
-    async def Reserve(
-        self, request: decode_pb2.ReserveRequest, context: ServicerContext
-    ) -> decode_pb2.ReserveResponse:
-        reservation = await self._receiver.reserve(
-            checked_transfer_id(request.transfer_id),
-            request.sender_instance_id,
-            request.token_count,
-            request.block_hashes,
-        )
-        return decode_pb2.ReserveResponse(
-            generation=reservation.generation,
-            block_ids=reservation.block_ids,
-            seal=segment_to_proto(reservation.seal),
-            cached_block_count=reservation.cached_block_count,
-            progress_timeout_ms=int(reservation.progress_timeout_s * 1000),
-            checksum=reservation.checksum,
-        )
 
     async def Renew(
         self, request: decode_pb2.RenewRequest, context: ServicerContext

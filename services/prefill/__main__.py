@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from epd.cleanup import CleanupTasks
 from epd.engine.async_engine import AsyncEngine
@@ -12,6 +13,7 @@ from epd.handover.seal import SealSlots
 from epd.handover.sender import KvSender
 from epd.handover.sender_config import PushTime, SenderConfig
 from epd.rpc.channels import ChannelPool
+from epd.rpc.client_interceptors import CallTracing
 from epd.rpc.credentials import refuse_plain_text_peers
 from epd.rpc.discovery import Discovery
 from epd.rpc.roles import DECODE, ENCODER
@@ -20,6 +22,7 @@ from epd.rpc.worker_service import WorkerServicer
 from epd.telemetry.metrics import observe, observe_carriers
 from epd.transfer.buffer import HostBuffer
 from epd.v1 import decode_pb2_grpc, encoder_pb2_grpc, prefill_pb2_grpc, worker_pb2_grpc
+from epd.wire.reservation import RESERVE_METHOD
 from epd.worker.held_parameters import count_held_parameters
 from epd.worker.language_engine import kv_memory, load_language_engine
 from epd.worker.report import follow_kv_events
@@ -101,7 +104,9 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
 
     def link(address: str) -> PeerLink:
         stub = decode_pb2_grpc.DecodeServiceStub(channels.get(address))
-        return PeerLink(address, stub, terms, push_peers.join, push_peers.leave)
+        calls = CallTracing(context.telemetry, address)
+        traced = partial(calls.message, RESERVE_METHOD)
+        return PeerLink(address, stub, terms, push_peers.join, push_peers.leave, traced)
 
     discovery = Discovery(pairing.decodes, period_s=pairing.discovery_period_s)
     peers = DecodePeers(discovery, link, pairing.pair_wait_s, channels.close)

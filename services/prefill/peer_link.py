@@ -20,6 +20,7 @@ from epd.wire.kv_layout import layout_from_proto, layout_to_proto
 from epd.wire.transfer import agents_from_proto, agents_to_proto
 from services.prefill.config import PairingConfig
 from services.prefill.decode_control import GrpcDecodeControl
+from services.prefill.reserve_calls import ReserveCalls, Traced, untraced
 
 PairCall: TypeAlias = "grpc.aio.StreamStreamCall[decode_pb2.PairRequest, decode_pb2.PairResponse]"
 
@@ -58,6 +59,7 @@ class PeerLink:
         join: Called with a new peer before it is used: connect, warm up. The link is not up until
             it returns.
         leave: Called once for each peer that had joined, when its stream ended or fell silent.
+        traced: Goes around every Reserve.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class PeerLink:
         terms: PairingTerms,
         join: Callable[[DecodePeer], Awaitable[None]],
         leave: Callable[[DecodePeer], Awaitable[None]],
+        traced: Traced = untraced,
     ) -> None:
         self.address = address
         self.peer: DecodePeer | None = None
@@ -77,6 +80,7 @@ class PeerLink:
         self._config = terms.config
         self._join = join
         self._leave = leave
+        self._traced = traced
         self._changed = asyncio.Condition()
 
     async def wait_up(self, timeout_s: float) -> DecodePeer:
@@ -115,15 +119,19 @@ class PeerLink:
     async def _pair(self) -> UnavailableError:
         """One stream, from hello to its end: why it ended, raised when it did not come up."""
         call = self._stub.Pair()
+        reserves = ReserveCalls(self._config.reserve_timeout_s, self._traced)
         try:
-            peer = await self._greet(call)
+            peer = await self._greet(call, reserves)
+            gone = UnavailableError(f"decode worker {self.address} is gone", reason="PEER_LOST")
             try:
                 await self._join(peer)
                 await self._set(peer, None)
                 logger.info("paired with decode %s, instance %s", self.address, peer.instance_id)
-                reason = await self._converse(call)
-                return UnavailableError(f"decode worker {self.address} is gone: {reason}")
+                reason = await self._converse(call, reserves)
+                gone = UnavailableError(f"decode worker {self.address} is gone: {reason}")
+                return gone
             finally:
+                reserves.close(gone)
                 await self._set(None, None)
                 await self._leave(peer)
         except grpc.aio.AioRpcError as error:
@@ -131,7 +139,7 @@ class PeerLink:
         finally:
             call.cancel()
 
-    async def _greet(self, call: PairCall) -> DecodePeer:
+    async def _greet(self, call: PairCall, reserves: ReserveCalls) -> DecodePeer:
         terms = self._terms
         try:
             async with asyncio.timeout(self._config.pair_silence_s):
@@ -152,36 +160,36 @@ class PeerLink:
         layout = layout_from_proto(answer.kv_layout)
         check_compatible(terms.layout, layout)
         _, agent = negotiate(terms.agents, agents_from_proto(answer.agents))
-        control = GrpcDecodeControl(
-            self._stub,
-            terms.agents[0].instance_id,
-            reserve_timeout_s=self._config.reserve_timeout_s,
-            control_timeout_s=self._config.control_timeout_s,
-        )
+        control = GrpcDecodeControl(self._stub, reserves, self._config.control_timeout_s)
         return DecodePeer(self.address, PushTarget(agent, layout, control))
 
-    async def _converse(self, call: PairCall) -> str:
-        """Exchanges heartbeats; returns why that ended."""
-        beats = asyncio.create_task(self._beat(call))
+    async def _converse(self, call: PairCall, reserves: ReserveCalls) -> str:
+        """Exchanges heartbeats, Reserves and their answers; returns why that ended."""
+        speaking = asyncio.create_task(self._speak(call, reserves))
         try:
             while True:
                 async with asyncio.timeout(self._config.pair_silence_s):
                     answer = await call.read()
                 if not isinstance(answer, decode_pb2.PairResponse):
                     return "it ended the stream"
+                if answer.HasField("reserved"):
+                    reserves.answered(answer.reserved)
         except TimeoutError:
             return f"silent for {self._config.pair_silence_s} s"
         except grpc.aio.AioRpcError as error:
             return error.details() or error.code().name
         finally:
-            beats.cancel()
-            await asyncio.gather(beats, return_exceptions=True)
+            speaking.cancel()
+            await asyncio.gather(speaking, return_exceptions=True)
 
-    async def _beat(self, call: PairCall) -> None:
-        """Sends heartbeats. A stream that takes no more is noticed by the reading side."""
+    async def _speak(self, call: PairCall, reserves: ReserveCalls) -> None:
+        """Sends Reserves, else heartbeats. A stream that takes no more is noticed by the reader."""
         while True:
-            await asyncio.sleep(self._config.pair_heartbeat_s)
-            await call.write(decode_pb2.PairRequest())
+            request = None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.pair_heartbeat_s):
+                    request = await reserves.outgoing.get()
+            await call.write(decode_pb2.PairRequest(reserve=request))
 
     async def _set(self, peer: DecodePeer | None, failure: EpdError | None) -> None:
         async with self._changed:

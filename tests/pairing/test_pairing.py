@@ -40,8 +40,11 @@ class DecodeEnd(decode_pb2_grpc.DecodeServiceServicer):
         self.log: list[str] = []
         self.silent = False
         agents = [agent(instance_id, transport) for transport in transports]
-        terms = pairing.PairingTerms(agents, layout, 0.02, silence_s)
-        self.pairings = pairing.Pairings(terms, self._join, self._leave)
+        terms = pairing.PairingTerms(agents, layout, 0.02, silence_s, max_reserves=4)
+        self.pairings = pairing.Pairings(terms, self._join, self._leave, self.reserve)
+
+    async def reserve(self, instance_id: str, _: decode_pb2.Reserve) -> decode_pb2.Reserved:
+        raise AssertionError(f"{instance_id} reserves nothing in these tests")
 
     async def _join(self, peer: AgentDescriptor) -> None:
         self.log.append(f"+{peer.instance_id}")
