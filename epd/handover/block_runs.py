@@ -28,12 +28,16 @@ class BlockSlice:
 def block_runs(local: Sequence[int], remote: Sequence[int]) -> Runs:
     """Pairs block ids position by position and joins neighbours."""
     assert len(local) == len(remote)
-    pairs = np.array((local, remote), dtype=np.int64).T
-    begins = np.ones(len(pairs), dtype=bool)
-    begins[1:] = (np.diff(pairs, axis=0) != 1).any(axis=1)
-    firsts = np.flatnonzero(begins)
-    lengths = np.diff(firsts, append=len(pairs))
-    return np.column_stack((pairs[firsts], lengths))
+    runs = np.ones((len(local), 3), dtype=np.int64)
+    runs[:, 0], runs[:, 1] = local, remote
+    begins = np.ones(len(local), dtype=bool)
+    begins[1:] = (runs[1:, :2] - runs[:-1, :2] != 1).any(axis=1)
+    if not begins.all():
+        firsts = begins.nonzero()[0]
+        runs = runs[firsts]
+        runs[:-1, 2] = firsts[1:] - firsts[:-1]
+        runs[-1, 2] = len(local) - firsts[-1]
+    return runs
 
 
 def block_slices(local: KvLayout, remote: KvLayout) -> tuple[BlockSlice, ...]:

@@ -42,8 +42,10 @@ class SegmentArray(Sequence[Segment]):
 
     def with_last(self, segment: Segment) -> "SegmentArray":
         """One more."""
-        last = (segment.address, segment.length, segment.device_id)
-        return SegmentArray(np.vstack((self.rows, np.array(last, dtype=np.int64))))
+        rows = np.empty((len(self.rows) + 1, 3), dtype=np.int64)
+        rows[:-1] = self.rows
+        rows[-1] = segment.address, segment.length, segment.device_id
+        return SegmentArray(rows)
 
     @property
     def byte_count(self) -> int:
