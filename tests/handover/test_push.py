@@ -7,6 +7,7 @@ import pytest
 
 from epd.errors import EpdError
 from epd.handover.lease_config import LeaseConfig
+from epd.handover.push import KvPush
 from epd.handover.sender_config import PushTime
 from epd.transfer.factory import TRANSPORTS
 from tests.handover.sides import SEAL_BYTES, SHAPE
@@ -20,6 +21,20 @@ def transport(request):
 async def receive(pair, transfer_id, timeout_s=30.0, **options):
     sealed = await pair.decode.receiver.wait_sealed(transfer_id, timeout_s, **options)
     return sealed, pair.decode.receiver.take(transfer_id)
+
+
+def hold_until_sealed(agent, monkeypatch):
+    """Keeps the agent busy until the seal is queued too; returns the event that frees it."""
+    free = threading.Event()
+    write_seal = KvPush.write_seal
+
+    def seal_then_free(push, *arguments):
+        write_seal(push, *arguments)
+        free.set()
+
+    monkeypatch.setattr(KvPush, "write_seal", seal_then_free)
+    agent._call(lambda backend: free.wait(20))
+    return free
 
 
 @pytest.mark.parametrize("token_count", [1, 16, 17, 100, 128])
@@ -60,14 +75,14 @@ async def test_neighbouring_blocks_travel_as_one_descriptor(make):
         await pair.idle()
 
 
-async def test_layers_that_wait_for_the_agent_leave_as_one_write_per_step_the_seal_with_them(make):
+async def test_layers_that_wait_for_the_agent_leave_as_one_write_per_step_the_seal_with_them(
+    make, monkeypatch
+):
     async with make(prefill={"merge_bytes": 1 << 20}).running() as pair:
         prefill, layers = pair.prefill, pair.prefill.layout.layer_count
         mine = prefill.pool.allocate(7)
         prefill.pool.free(mine)
-        free = threading.Event()
-        prefill.agent._call(lambda backend: free.wait(20))
-        asyncio.get_running_loop().call_later(0.5, free.set)
+        free = hold_until_sealed(prefill.agent, monkeypatch)
         report = await prefill.run_request("t", pair.target, 100, chunk=64)
         assert free.is_set()
         assert report.write_count == 2
@@ -83,12 +98,10 @@ async def test_layers_that_wait_for_the_agent_leave_as_one_write_per_step_the_se
         await pair.idle()
 
 
-async def test_no_write_takes_more_layers_than_fit(make):
+async def test_no_write_takes_more_layers_than_fit(make, monkeypatch):
     two_layers = 2 * 4 * SHAPE.block_bytes
     async with make(prefill={"merge_bytes": two_layers}).running() as pair:
-        free = threading.Event()
-        pair.prefill.agent._call(lambda backend: free.wait(20))
-        asyncio.get_running_loop().call_later(0.5, free.set)
+        hold_until_sealed(pair.prefill.agent, monkeypatch)
         report = await pair.prefill.run_request("t", pair.target, 64)
         assert report.layer_ns[1] == report.layer_ns[2]  # the first one leaves half as much
         assert report.write_count == pair.prefill.layout.layer_count / 2 + 1
