@@ -12,6 +12,10 @@ KEEPALIVE_TIME_MS = 60_000
 KEEPALIVE_TIMEOUT_MS = 20_000
 MIN_PING_INTERVAL_MS = 30_000
 
+#: A server takes in one call per turn of its event loop. Those that wait for that are cancelled by
+#: gRPC after 30 s, with no status of ours; no deadline of a request is longer than this.
+MAX_UNACCEPTED_S = 3600
+
 ChannelOptions = list[tuple[str, int | str]]
 
 
@@ -21,6 +25,7 @@ def server_options(message_bytes: int = MESSAGE_BYTES) -> ChannelOptions:
         *_message_limits(message_bytes),
         *_keepalive(),
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.server_max_unrequested_time_in_server", MAX_UNACCEPTED_S),
         # Two servers on one port would split the calls at random.
         ("grpc.so_reuseport", 0),
     ]

@@ -1,5 +1,7 @@
 """Channel options, limits of messages and peers, deadlines."""
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,7 +15,7 @@ from epd.errors import DeadlineExceededError, ResourceExhaustedError
 from epd.rpc.channels import ChannelPool, open_channel
 from epd.rpc.credentials import is_loopback, join_address, split_address
 from epd.rpc.deadlines import remaining_s
-from epd.rpc.options import MESSAGE_BYTES, channel_options, server_options
+from epd.rpc.options import MAX_UNACCEPTED_S, MESSAGE_BYTES, channel_options, server_options
 from epd.telemetry.setup import start_telemetry
 from epd.v1 import prefill_pb2, prefill_pb2_grpc
 from tests.support.rpc_pair import rpc_pair
@@ -61,6 +63,31 @@ async def test_a_tensor_does_not_fit_into_a_message(monkeypatch):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await ask(pair, prefill_pb2.PrefillRequest(request_id="x" * MESSAGE_BYTES))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class Busy(prefill_pb2_grpc.PrefillServiceServicer):
+    async def Prefill(self, request, context):
+        if request.request_id == "block":
+            time.sleep(1.5)  # noqa: ASYNC251
+        yield prefill_pb2.PrefillResponse()
+
+
+def add_busy(handlers):
+    prefill_pb2_grpc.add_PrefillServiceServicer_to_server(Busy(), handlers)
+
+
+@pytest.mark.parametrize("limit_s", [1, MAX_UNACCEPTED_S])
+async def test_calls_that_a_busy_event_loop_takes_in_late_are_not_cancelled(monkeypatch, limit_s):
+    """With a limit below the hold-up they are: the option is what decides."""
+    monkeypatch.setattr("epd.rpc.options.MAX_UNACCEPTED_S", limit_s)
+    async with rpc_pair(monkeypatch, [("epd.v1.PrefillService", add_busy)]) as pair:
+        names = ["block", *map(str, range(9))]
+        requests = [prefill_pb2.PrefillRequest(request_id=name) for name in names]
+        results = await asyncio.gather(
+            *(ask(pair, request, timeout=60.0) for request in requests), return_exceptions=True
+        )
+    codes = {result.code() for result in results if isinstance(result, grpc.aio.AioRpcError)}
+    assert codes == ({grpc.StatusCode.CANCELLED} if limit_s == 1 else set())
 
 
 async def test_onward_calls_get_what_is_left_of_the_deadline(monkeypatch):
