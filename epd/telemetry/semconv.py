@@ -69,6 +69,7 @@ TIME_PER_OUTPUT_TOKEN_BUCKETS_S = (
 # Stage spans, in the order of a request's life.
 SPAN_PREPROCESS = "preprocess"
 SPAN_ENCODE = "encode"
+SPAN_DISPATCH = "dispatch"
 SPAN_RESERVE = "reserve"
 SPAN_EMBEDDING_READ = "embedding_read"
 SPAN_QUEUE = "queue"
@@ -79,6 +80,7 @@ SPAN_DECODE = "decode"
 STAGE_SPANS = (
     SPAN_PREPROCESS,
     SPAN_ENCODE,
+    SPAN_DISPATCH,
     SPAN_RESERVE,
     SPAN_EMBEDDING_READ,
     SPAN_QUEUE,

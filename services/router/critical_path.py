@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 ROUTER_PREPROCESS = "router.preprocess"
 ROUTER_QUEUE = "router.queue"
+ROUTER_DISPATCH = "router.dispatch"
 ROUTER_DOWNLOAD = "router.image_download"
 EARLIER_ATTEMPTS = "router.earlier_attempts"
 KV_HANDOVER = "kv_handover"

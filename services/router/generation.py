@@ -16,6 +16,7 @@ from services.router.leg import LegFailedError
 from services.router.output import OutputStream
 from services.router.retry import RetryPolicy, lost_finish
 from services.router.retry_budget import RetryBudget
+from services.router.routes import Routes
 from services.router.workers import Role
 
 _log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Generation:
     Args:
         work: The request; this object becomes its sink.
         output: Takes the tokens.
+        routes: Knows whether another worker is left to try.
         dispatcher: Runs attempts.
         policy: When to try again.
         bounds: Further ends.
@@ -58,6 +60,7 @@ class Generation:
         self,
         work: Work,
         output: OutputStream,
+        routes: Routes,
         dispatcher: Dispatcher,
         policy: RetryPolicy,
         bounds: GenerationBounds,
@@ -68,6 +71,7 @@ class Generation:
         work.sink = self._take_first
         self._work = work
         self._output = output
+        self._routes = routes
         self._dispatcher = dispatcher
         self._policy = policy
         self._bounds = bounds
@@ -135,7 +139,7 @@ class Generation:
             error,
             failures=self._failures,
             exhausted=self._exhausted,
-            alternatives=self._dispatcher.has_alternatives(role, self._work.avoid),
+            alternatives=self._routes.has_alternatives(role, self._work.avoid),
             started=bool(self._work.emitted),
         )
         if not again:

@@ -11,6 +11,7 @@ from epd.wire.timings import timings_from_proto
 from epd.wire.top_logprobs import tops_from_proto
 from services.router.account import Booking
 from services.router.attempt import Outcome, Work
+from services.router.dispatch_stage import DispatchStage
 from services.router.leg import run_leg
 from services.router.placement import LocalPlacement
 
@@ -22,15 +23,21 @@ class LocalAttempt:
         work: The request.
         placement: A unified decode worker.
         request: From :func:`services.router.worker_requests.local_request`.
+        dispatch: Ends with the call.
     """
 
     def __init__(
-        self, work: Work, placement: LocalPlacement, request: decode_pb2.DecodeRequest
+        self,
+        work: Work,
+        placement: LocalPlacement,
+        request: decode_pb2.DecodeRequest,
+        dispatch: DispatchStage,
     ) -> None:
         self._work = work
         self._placement = placement
         self._worker = placement.worker
         self._request = request
+        self._dispatch = dispatch
 
     async def run(self) -> Outcome:
         """Runs until the answer or the attempt has ended.
@@ -51,6 +58,7 @@ class LocalAttempt:
 
     async def _run(self, booking: Booking) -> Outcome:
         path = self._work.path
+        self._dispatch.end()
         mark_ns = time.monotonic_ns()
         first_token_ns: int | None = None
         outcome: Outcome = None

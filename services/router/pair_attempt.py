@@ -20,6 +20,7 @@ from epd.wire.top_logprobs import tops_from_proto
 from services.router.account import Booking
 from services.router.attempt import Outcome, Work
 from services.router.critical_path import KV_HANDOVER
+from services.router.dispatch_stage import DispatchStage
 from services.router.leg import run_leg
 from services.router.placeholders import ExpandedPrompt
 from services.router.placement import Placement, moved_tokens
@@ -36,6 +37,7 @@ class PairAttempt:
         placement: The chosen workers.
         transfer_id: Fresh, 128 random bits in hexadecimal.
         transfer: Learns how long the hand-over takes.
+        dispatch: Ends with the calls.
         on_embeddings_read: Called at the first token: the prefill worker has read all embeddings.
     """
 
@@ -46,6 +48,7 @@ class PairAttempt:
         placement: Placement,
         transfer_id: str,
         transfer: MeasuredLine,
+        dispatch: DispatchStage,
         on_embeddings_read: Callable[[], None],
     ) -> None:
         self._work = work
@@ -56,6 +59,7 @@ class PairAttempt:
         self._decode_request = decode_request(work, expanded, transfer_id)
         self._transfer = transfer
         self._moved_tokens = moved_tokens(placement.prompt, placement.decode)
+        self._dispatch = dispatch
         self._on_embeddings_read = on_embeddings_read
         self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._first_token_sent = asyncio.Event()
@@ -133,6 +137,7 @@ class PairAttempt:
         return self._started_ns is not None and self._first_token_sent.is_set()
 
     async def _run_prefill(self, booking: Booking) -> None:
+        self._dispatch.end()
         opened_ns = time.monotonic_ns()
         call = self._prefill.prefill.Prefill(
             self._prefill_request, timeout=self._work.deadline.remaining_s()

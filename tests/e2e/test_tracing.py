@@ -22,6 +22,7 @@ EDGES = {
     (("router", "SERVER", GENERATE), ("client", "", "")),
     (("router", "INTERNAL", "chat"), ("router", "SERVER", GENERATE)),
     (("router", "CLIENT", ENCODE), ("router", "INTERNAL", "chat")),
+    (("router", "INTERNAL", "dispatch"), ("router", "INTERNAL", "chat")),
     (("router", "CLIENT", PREFILL), ("router", "INTERNAL", "chat")),
     (("router", "CLIENT", DECODE), ("router", "INTERNAL", "chat")),
     (("encoder", "SERVER", ENCODE), ("router", "CLIENT", ENCODE)),

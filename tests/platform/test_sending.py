@@ -35,12 +35,13 @@ async def test_streams_whose_clients_go_away_are_counted_as_cancelled_and_log_no
     async with rpc_pair(monkeypatch, [(SERVICE, add_flood)], metrics_port=0) as pair:
         address = pair.server_telemetry.metrics_address
         async with grpc.aio.insecure_channel(pair.server.address) as channel:
-            calls = [channel.unary_stream(f"/{SERVICE}/Flood")(b"") for _ in range(STREAMS)]
+            ask: Any = channel.unary_stream(f"/{SERVICE}/Flood")  # type: ignore[call-arg]
+            calls = [ask(b"") for _ in range(STREAMS)]
             for call in calls:
                 await call.read()
             await asyncio.sleep(0.5)  # they read no more: the next messages wait for room
             if how == "close":
-                await channel.close()
+                await channel.close(None)
             for call in calls:
                 call.cancel()
         counted: dict[str, float] = {}
