@@ -46,6 +46,7 @@ class OutputStream:
         self._pending_text: list[str] = []
         self._pending_logprobs: list[float] = []
         self._pending_tops: list[TopLogprobs] = []
+        self._stopped = False
         self._end: Completion | BaseException | None = None
         self._readable = asyncio.Event()
         self._writable = asyncio.Event()
@@ -59,9 +60,12 @@ class OutputStream:
     ) -> bool:
         """Takes new tokens; True when a stop string has ended the answer.
 
-        Tokens after the one that completes a stop string are not part of the answer.
+        Tokens after the one that completes a stop string are not part of the answer, in this call
+        or a later one: decode's first may be here already when prefill's token is found to stop.
         """
         for position, token_id in enumerate(token_ids):
+            if self._stopped:
+                return True
             if not self._writable.is_set():
                 await self._writable.wait()
             self.token_ids.append(token_id)
@@ -73,12 +77,13 @@ class OutputStream:
             if position < len(tops):
                 self._pending_tops.append(tops[position])
             self._append(scan.text)
-            if scan.stopped:
-                return True
-        return False
+            self._stopped = scan.stopped
+        return self._stopped
 
     def flush(self) -> bool:
-        """Gives out held text at the end; True when it completes a stop string after all."""
+        """Gives out held text at the end; True when a stop string is complete after all."""
+        if self._stopped:
+            return True
         scan = self._scanner.push(self._detokenizer.flush())
         self._append(scan.text if scan.stopped else scan.text + self._scanner.flush())
         return scan.stopped

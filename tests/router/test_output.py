@@ -57,6 +57,18 @@ async def test_a_reader_that_waits_gets_each_token_at_once(tokenizer: Tokenizer)
     assert [delta.text for delta in await reading] == ["a", "b", "c"]
 
 
+async def test_tokens_that_come_after_a_stop_string_in_a_later_call_are_no_part_of_the_answer(
+    tokenizer: Tokenizer,
+) -> None:
+    output = stream(tokenizer, stop=("b",))
+    assert await output.push(token_ids("ab"), [-1.0] * 2)
+    assert await output.push(token_ids("cb"), [-1.0] * 2)  # the other leg's, on their way already
+    assert output.flush()
+    output.complete(DONE)
+    assert await read(output) == [Delta(token_ids("ab"), "a", [-1.0] * 2, [])]
+    assert output.token_ids == token_ids("ab")
+
+
 async def test_a_full_buffer_holds_up_the_writer_until_it_is_read(tokenizer: Tokenizer) -> None:
     output = stream(tokenizer, capacity=4)
     writing = asyncio.create_task(output.push(token_ids("abcdefgh"), [0.0] * 8))
