@@ -46,3 +46,14 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def raise_if_cancelled() -> None:
+    """Ends this task when it has been asked to end.
+
+    For loops that go on after a TaskGroup has failed: before Python 3.13 a group that waits for its
+    children because one of them failed forgets a cancellation that comes meanwhile.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from epd.cleanup import cancel_and_wait
+from epd.cleanup import cancel_and_wait, raise_if_cancelled
 from epd.errors import EpdError, UnavailableError
 from epd.rpc.status import error_from_rpc, root_error
 from epd.v1 import worker_pb2, worker_pb2_grpc
@@ -127,6 +127,7 @@ class WorkerWatch:
                 error = root_error(raised)
                 if not isinstance(error, grpc.aio.AioRpcError | EpdError):
                     raise
+                raise_if_cancelled()
                 self._unreached = _reason(error)
                 self._changed()
             backoff_s = min(backoff_s * 2, self._timings.max_backoff_s)

@@ -14,7 +14,7 @@ from epd.telemetry.setup import start_telemetry
 from epd.v1 import worker_pb2
 from services.router.registry import WorkerRegistry
 from services.router.worker_maker import BreakerBounds, CacheView, WorkerMaker
-from services.router.worker_watch import WatchTimings
+from services.router.worker_watch import WatchTimings, WorkerWatch
 from services.router.workers import Role
 from tests.router.fake_workers import FakeDecode
 from tests.router.harness import eventually, running
@@ -35,6 +35,11 @@ class Names:
         return frozenset(self.records)
 
 
+MAKER = WorkerMaker(
+    CacheView(events=True, blocks=100, bridge_s=1.0, assumed_s=1.0), BreakerBounds(5, 1.0)
+)
+
+
 @contextlib.asynccontextmanager
 async def registry(names: Names, port: int, digest: str = "") -> AsyncIterator[WorkerRegistry]:
     telemetry = start_telemetry("router", new_id())
@@ -44,9 +49,7 @@ async def registry(names: Names, port: int, digest: str = "") -> AsyncIterator[W
         {Role.DECODE: discovery},
         {Role.DECODE: pool},
         TIMINGS,
-        WorkerMaker(
-            CacheView(events=True, blocks=100, bridge_s=1.0, assumed_s=1.0), BreakerBounds(5, 1.0)
-        ),
+        MAKER,
         model_name="m",
         model_digest=digest,
     )
@@ -157,3 +160,41 @@ async def test_the_first_model_found_is_served_until_none_of_its_workers_is_left
         assert await found.wait_until(lambda: found.model_digest == "d2", WITHIN_S)
         assert found.model().digest == "d2"
     await second.stop()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_watch_that_is_cancelled_while_its_worker_dies_ends(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fleet that stops at once, as containers do, is just that."""
+    worker = FakeDecode()
+    dying = asyncio.Event()
+
+    async def dies(watch: WorkerWatch) -> None:
+        watch._serving.set()
+        await dying.wait()
+        raise UnavailableError("gone")
+
+    monkeypatch.setattr(WorkerWatch, "_watch_health", dies)
+    telemetry = start_telemetry("router", new_id())
+    pool = ChannelPool(telemetry)
+    async with running(worker):
+        watch = WorkerWatch(
+            Role.DECODE,
+            worker.address,
+            pool.get(worker.address),
+            TIMINGS,
+            MAKER,
+            lambda met: "",
+            lambda: None,
+        )
+        task = asyncio.create_task(watch.run())
+        await eventually(lambda: bool(watch.worker))
+        dying.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task], timeout=WITHIN_S)
+        assert task.cancelled()
+        await pool.close_all()
+    telemetry.close()
