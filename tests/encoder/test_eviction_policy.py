@@ -1,3 +1,4 @@
+import itertools
 import random
 from itertools import accumulate
 
@@ -5,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.reuse_workloads import chat_window
 from epd.encoding.eviction_policy import EvictionPolicy, LruPolicy, S3FifoPolicy, make_policy
 
 
@@ -60,12 +62,39 @@ def test_s3fifo_keeps_used_keys_from_a_stream_of_one_hit_wonders() -> None:
 
 
 def test_s3fifo_takes_a_ghost_into_the_main_queue() -> None:
-    policy = S3FifoPolicy(capacity_bytes=10)
+    policy = S3FifoPolicy(capacity_bytes=20)
     policy.insert(key(1), 5)
     assert policy.evict(evictable) == key(1)
     policy.insert(key(1), 5)  # comes back: proven reuse
     policy.insert(key(2), 5)
+    policy.insert(key(3), 5)
     assert policy.evict(evictable) == key(2)
+
+
+def test_s3fifo_gives_room_to_the_queue_whose_ghosts_come_back() -> None:
+    policy = S3FifoPolicy(capacity_bytes=100)
+    targets = [policy.small_target_bytes]
+    for n in range(6):
+        policy.insert(key(n), 10)
+        assert policy.evict(evictable) == key(n)  # dropped by the small queue
+        policy.insert(key(n), 10)
+        targets.append(policy.small_target_bytes)
+        if n < 5:
+            policy.remove(key(n))
+    assert all(before < after < 100 for before, after in itertools.pairwise(targets))
+    assert policy.evict(evictable) == key(5)  # dropped by the main queue
+    policy.insert(key(5), 10)
+    assert policy.small_target_bytes < targets[-1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_s3fifo_does_not_lose_to_lru_where_everything_comes_again_soon(seed: int) -> None:
+    requests = list(chat_window(8000, seed, chats=32))
+    numbers = {image: number for number, image in enumerate(dict.fromkeys(requests))}
+    requests = [numbers[image] for image in requests]
+    s3fifo = hit_rate(S3FifoPolicy(70), requests, 70)
+    lru = hit_rate(LruPolicy(), requests, 70)
+    assert s3fifo > lru - 0.01
 
 
 @pytest.mark.parametrize("seed", range(3))

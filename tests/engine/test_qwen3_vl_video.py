@@ -117,12 +117,13 @@ class VideoPrompts:
 
     def expected(self, made: EngineRequest) -> list[int]:
         """The answer."""
+        assert self._family.video_token_id is not None
         ids = torch.tensor([made.token_ids])
         grid = made.images[0].grid
         inputs = {
             "input_ids": ids,
             "attention_mask": torch.ones_like(ids),
-            "mm_token_type_ids": 2 * (ids == self._family.video_token_id).int(),
+            "mm_token_type_ids": 2 * ids.eq(self._family.video_token_id).int(),
             "pixel_values_videos": torch.from_numpy(self._pixels(grid).patches),
             "video_grid_thw": torch.tensor([grid]),
         }
@@ -160,18 +161,13 @@ def test_decode_goes_on_from_prefills_blocks_without_knowing_the_grid(
     with running(tiny_qwen3vl, prefix_cache=False) as client:
         client.engine.submit(made)
         done = client.wait("p", PrefillDone)
-        blocks = client.engine.pool.allocate(len(done.block_ids))
-        assert blocks is not None
-        kv = client.engine.kv_cache.tensor
-        kv[:, blocks] = kv[:, list(done.block_ids)]
-        client.engine.release("p")
         arrived = dataclasses.replace(
             made,
             request_id="d",
             mode=RequestMode.PREFILLED,
             embeddings=(),
             images=tuple(dataclasses.replace(image, grid=None) for image in made.images),
-            block_ids=tuple(blocks),
+            block_ids=client.hand_over(done, "p"),
             first_token=done.token_id,
         )
         assert client.run([arrived]) == [expected[1:]]

@@ -51,6 +51,7 @@ class Reference:
         text = self._tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
+        assert isinstance(text, str)
         if not self._spells_times:
             return self._with_pads(text, grids, {self._pad, self._video_pad})
         count = len(question.images)

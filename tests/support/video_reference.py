@@ -8,6 +8,7 @@ real one has made.
 import io
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,7 +92,7 @@ def spelled_video(video: Video, grid: tuple[int, int, int]) -> str:
     times = video.timestamps_s
     fps = 1 / (times[1] - times[0])
     metadata = SimpleNamespace(fps=fps, frames_indices=[round(time * fps) for time in times])
-    processor = SimpleNamespace(
+    processor: Any = SimpleNamespace(
         video_processor=SimpleNamespace(merge_size=2, temporal_patch_size=2),
         vision_start_token="<|vision_start|>",
         vision_end_token="<|vision_end|>",
