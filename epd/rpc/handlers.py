@@ -9,7 +9,7 @@ import grpc
 
 from epd.errors import UnavailableError
 from epd.rpc.aliases import GenericRpcHandler, RpcMethodHandler, ServicerContext
-from epd.rpc.sending import sent
+from epd.rpc.sending import written
 from epd.rpc.status import abort
 
 #: Enters before the handler and leaves after it; gets the request message, None for a stream.
@@ -27,7 +27,7 @@ def wrap_handler(handler: RpcMethodHandler, around: Around) -> RpcMethodHandler:
             message = None if handler.request_streaming else request
             async with around(message, context), contextlib.aclosing(inner(request, context)) as it:
                 async for response in it:
-                    await sent(context.write(response))
+                    await written(context.write(response))
 
         outer: Callable[..., Any] = stream
     else:

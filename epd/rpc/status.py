@@ -28,7 +28,7 @@ from epd.errors import (
 )
 from epd.rpc.aliases import ServicerContext
 from epd.rpc.connection_failure import connection_failure
-from epd.rpc.sending import sent
+from epd.rpc.sending import aborted
 
 INTERNAL_TEXT = "internal error; the service's log tells more under the request id"
 #: A client reads 8 KiB of trailing metadata and takes more for RESOURCE_EXHAUSTED. The text of an
@@ -98,7 +98,7 @@ async def abort(context: ServicerContext, error: EpdError, request_id: str) -> N
     """Ends a call with an error's status. Never returns: gRPC raises inside."""
     status = rpc_status.to_status(status_from_error(error, request_id))
     # abort_with_status of grpc.aio leaves the status code of server-side spans unset.
-    await sent(context.abort(status.code, status.details, status.trailing_metadata))
+    await aborted(context.abort(status.code, status.details, status.trailing_metadata))
 
 
 def error_from_rpc(error: grpc.aio.AioRpcError) -> EpdError:

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from epd.rpc.sending import sent
+from epd.rpc.sending import aborted, written
 from epd.telemetry.prometheus import scrape
 from tests.support.rpc_pair import rpc_pair
 
@@ -65,8 +65,8 @@ async def failing() -> None:
     raise grpc.aio.InternalError("Failed to execute batch")
 
 
-async def test_a_failed_send_ends_with_the_cancellation_that_grpc_brings() -> None:
-    sending = asyncio.create_task(sent(failing()))
+async def test_a_failed_write_ends_with_the_cancellation_that_grpc_brings() -> None:
+    sending = asyncio.create_task(written(failing()))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not sending.done()
@@ -75,10 +75,19 @@ async def test_a_failed_send_ends_with_the_cancellation_that_grpc_brings() -> No
         await sending
 
 
-async def test_a_send_that_fails_though_the_client_is_there_is_told_in_the_log(
+async def test_a_status_that_reaches_nobody_ends_the_call_at_once_and_quietly(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(1.5):  # gRPC is waited for longer after a write
+            await aborted(failing())
+    assert caplog.records == []
+
+
+async def test_a_write_that_fails_though_the_client_is_there_is_told_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("epd.rpc.sending._CANCEL_S", 0.01)
     with pytest.raises(asyncio.CancelledError):
-        await sent(failing())
+        await written(failing())
     assert "cannot be answered" in caplog.text
