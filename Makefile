@@ -1,5 +1,5 @@
 # make demo        a fleet of four processes answers a question about a picture
-# make test        what CI runs: lint, types, import contracts, protos, tests
+# make test        what CI runs: lint, types, import contracts, protos, tests two at a time
 # make test-full   the same tests at full counts; the summary lands in docs/test-full.txt
 # make lint | format | stubs | lock | clean
 
@@ -17,7 +17,7 @@ demo: $(STAMP)
 	$(BIN)/epd demo --model $(MODEL)
 
 test: lint
-	$(BIN)/pytest -m "not full" $(PYTEST)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not full" -n 2 $(PYTEST)
 
 test-full: lint
 	EPD_TEST_FULL=1 $(BIN)/pytest --summary-file docs/test-full.txt $(PYTEST)

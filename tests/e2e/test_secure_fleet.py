@@ -82,8 +82,7 @@ class SecureFleet:
 
 
 @pytest.fixture(scope="module")
-def secure(model, shared_fleets, tmp_path_factory):
-    shared_fleets.close()
+def secure(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("certificates")
     authority = Authority()
     files = {role: authority.issue(folder, role, "127.0.0.1") for role in (*ROLES, "operator")}

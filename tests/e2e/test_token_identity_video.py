@@ -4,10 +4,10 @@ import base64
 import random
 from typing import Any
 
-import openai
 import pytest
 
 from tests.support.ask import ask, generate_request, greedy
+from tests.support.openai_client import openai_client
 from tests.support.questions import make_image, make_long_video, make_video
 from tests.support.reference import Question
 
@@ -63,9 +63,7 @@ async def test_a_video_over_http_is_answered_as_over_grpc_and_by_transformers(
         {"type": "video_url", "video_url": video_url},
         {"type": "text", "text": question.text},
     ]
-    async with openai.AsyncOpenAI(
-        base_url=f"http://{fleet.http_address}/v1", api_key="unused", max_retries=0
-    ) as client:
+    async with openai_client(fleet.http_address) as client:
         answer = await client.chat.completions.create(
             model=(await client.models.list()).data[0].id,
             messages=[{"role": "user", "content": content}],

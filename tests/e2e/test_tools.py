@@ -6,6 +6,7 @@ import re
 import openai
 import pytest
 
+from tests.support.openai_client import openai_client
 from tests.support.tiny_model import make_tiny_llama
 from tests.support.tool_template import LOOK, STOP, TOOL_TEMPLATE
 
@@ -34,9 +35,7 @@ def fleet(tool_model, shared_fleets):
 
 @pytest.fixture
 async def client(fleet):
-    async with openai.AsyncOpenAI(
-        base_url=f"http://{fleet.http_address}/v1", api_key="unused", max_retries=0
-    ) as found:
+    async with openai_client(fleet.http_address) as found:
         yield found
 
 

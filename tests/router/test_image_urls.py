@@ -21,6 +21,7 @@ from services.router.image_urls.guarded_backend import ForbiddenAddressError, Gu
 from tests.router.harness import failure, request, router, running
 from tests.router.image_host import authority_file, image_host
 from tests.support.answer import collect
+from tests.support.openai_client import openai_client
 
 IMAGE = b"an image file"
 FIELD = "conversation.messages[0].parts[0].image_url"
@@ -341,9 +342,7 @@ async def test_an_image_by_url_is_answered_like_its_file_over_grpc_and_http(mode
         stages = [timing.stage for timing in found.completion.timings]
         assert stages[0] == "router.image_download"
 
-        client = openai.AsyncOpenAI(
-            base_url=f"http://{served.http}/v1", api_key="unused", max_retries=0
-        )
+        client = openai_client(served.http)
         parts = [{"type": "image_url", "image_url": {"url": url}}] * 2
         parts.append({"type": "text", "text": "hello"})
         asked: dict[str, Any] = {

@@ -15,6 +15,7 @@ from epd.image_digest import image_digest
 from epd.text.tokenizer import Tokenizer
 from tests.router.harness import eventually, request, router, running
 from tests.support.answer import collect
+from tests.support.openai_client import openai_client
 
 HELLO = [{"role": "user", "content": "hello"}]
 IMAGE = b"an image file"
@@ -29,9 +30,7 @@ async def served(model, fleet):
 
 @pytest.fixture
 async def client(served):
-    async with openai.AsyncOpenAI(
-        base_url=f"http://{served.http}/v1", api_key="unused", max_retries=0
-    ) as found:
+    async with openai_client(served.http) as found:
         yield found
 
 
@@ -431,9 +430,7 @@ async def test_a_stream_finishes_while_the_router_drains(model, fleet):
     async with (
         running(*fleet.workers),
         router(model, fleet.workers, model_name="m", drain_grace_s="30") as served,
-        openai.AsyncOpenAI(
-            base_url=f"http://{served.http}/v1", api_key="unused", max_retries=0
-        ) as client,
+        openai_client(served.http) as client,
     ):
         stream = await chat(client, stream=True, max_tokens=60)
         chunks = [await anext(stream)]
@@ -460,9 +457,7 @@ async def test_both_faces_count_as_live_requests(model, fleet):
     async with (
         running(*fleet.workers),
         router(model, fleet.workers, model_name="m", max_requests="1") as served,
-        openai.AsyncOpenAI(
-            base_url=f"http://{served.http}/v1", api_key="unused", max_retries=0
-        ) as client,
+        openai_client(served.http) as client,
     ):
         stream = await chat(client, stream=True, max_tokens=500)
         with pytest.raises(grpc.aio.AioRpcError) as full:

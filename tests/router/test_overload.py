@@ -17,6 +17,7 @@ from services.router.overload import check_deadline
 from tests.router.conftest import Fleet
 from tests.router.harness import RunningRouter, eventually, failure, request, router, running
 from tests.support.answer import collect
+from tests.support.openai_client import openai_client
 
 
 async def test_a_request_that_would_be_late_is_refused_before_it_is_encoded(
@@ -164,9 +165,7 @@ async def test_http_callers_show_the_same_keys(model: Path, fleet: Fleet) -> Non
     settings = {"api_keys": "alice:sesame", "model_name": "m"}
     async with running(*fleet.workers), router(model, fleet.workers, **settings) as served:
         for key, allowed in [("sesame", True), ("wrong", False)]:
-            async with openai.AsyncOpenAI(
-                base_url=f"http://{served.http}/v1", api_key=key, max_retries=0
-            ) as client:
+            async with openai_client(served.http, key) as client:
                 asked = client.completions.create(model="m", prompt="hello", max_tokens=2)
                 if allowed:
                     assert (await asked).choices[0].text

@@ -8,6 +8,7 @@ import pytest
 from epd.text.tokenizer import Tokenizer
 from tests.router.harness import router, running
 from tests.router.model_folder import make_model_folder, token_ids
+from tests.support.openai_client import openai_client
 from tests.support.tool_template import LOOK, STOP, TOOL_TEMPLATE, function
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -56,9 +57,7 @@ async def client(tool_model, fleet):
     async with (
         running(*fleet.workers),
         router(tool_model, fleet.workers, model_name="m") as served,
-        openai.AsyncOpenAI(
-            base_url=f"http://{served.http}/v1", api_key="unused", max_retries=0
-        ) as found,
+        openai_client(served.http) as found,
     ):
         yield found
 
@@ -216,9 +215,7 @@ async def test_a_model_whose_template_knows_no_tools_refuses_them(model, fleet, 
     async with (
         running(*fleet.workers),
         router(model, fleet.workers, model_name="m") as served,
-        openai.AsyncOpenAI(
-            base_url=f"http://{served.http}/v1", api_key="unused", max_retries=0
-        ) as client,
+        openai_client(served.http) as client,
     ):
         with pytest.raises(openai.BadRequestError) as refused:
             await chat(client, **fields)

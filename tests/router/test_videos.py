@@ -15,6 +15,7 @@ from epd.wire.media import video_from_proto
 from tests.router.fake_workers import FakeDecode
 from tests.router.harness import failure, request, router, running
 from tests.support.answer import collect
+from tests.support.openai_client import openai_client
 
 VIDEO = Video((b"one", b"two"), (0.0, 0.5))
 
@@ -92,9 +93,7 @@ def frames_url(*frames):
 
 async def chat(served, video_url, **fields):
     part: Any = {"type": "video_url", "video_url": video_url}
-    async with openai.AsyncOpenAI(
-        base_url=f"http://{served.http}/v1", api_key="unused", max_retries=0
-    ) as client:
+    async with openai_client(served.http) as client:
         return await client.chat.completions.create(
             model="m",
             messages=[{"role": "user", "content": [part]}],

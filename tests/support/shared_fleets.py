@@ -8,37 +8,58 @@ from tests.support.fleet import TestFleet, fleet_of
 
 
 class SharedFleets:
-    """One running fleet at a time, so that fleets do not compete for the cores.
+    """A plain fleet of one model for the whole session, and beside it one other at a time.
 
-    A test that kills or stops processes takes :func:`fleet_of` instead.
+    An idle fleet takes memory and hardly any time of a core. A test that kills or stops processes
+    takes :func:`fleet_of` instead.
     """
 
     def __init__(self) -> None:
-        self._key: tuple[Any, ...] | None = None
-        self._stack = contextlib.ExitStack()
-        self._fleet: TestFleet | None = None
+        self._plain = _Kept()
+        self._other = _Kept()
 
     def get(self, model: Path, **options: Any) -> TestFleet:
-        """The fleet with these options of :func:`fleet_of`; another one is stopped first.
+        """The fleet with these options of :func:`fleet_of`.
 
-        A fleet with an ended process is replaced.
+        Another one with options is stopped first; a fleet with an ended process is replaced.
         """
-        key = (str(model), repr(sorted(options.items())))
+        is_plain = not options and self._plain.model in (None, model)
+        return (self._plain if is_plain else self._other).get(model, options)
+
+    def logs(self) -> str:
+        """The end of the running fleets' logs."""
+        return self._plain.logs() + self._other.logs()
+
+    def close(self) -> None:
+        """Stops the running fleets."""
+        self._other.close()
+        self._plain.close()
+
+
+class _Kept:
+    """A place for one fleet."""
+
+    def __init__(self) -> None:
+        self.model: Path | None = None
+        self._options: dict[str, Any] = {}
+        self._fleet: TestFleet | None = None
+        self._stack = contextlib.ExitStack()
+
+    def get(self, model: Path, options: dict[str, Any]) -> TestFleet:
+        """The fleet with these options, instead of the one here if that is another."""
         alive = self._fleet is not None and all(
             process.running for process in self._fleet.processes.values()
         )
-        if key != self._key or not alive:
+        if not alive or (model, options) != (self.model, self._options):
             self.close()
             self._fleet = self._stack.enter_context(fleet_of(model, **options))
-            self._key = key
+            self.model, self._options = model, options
         assert self._fleet is not None
         return self._fleet
 
     def logs(self) -> str:
-        """The end of the running fleet's logs."""
         return self._fleet.logs() if self._fleet else ""
 
     def close(self) -> None:
-        """Stops the running fleet."""
-        self._fleet, self._key = None, None
+        self._fleet, self.model = None, None
         self._stack.close()
