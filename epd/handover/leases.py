@@ -7,32 +7,28 @@ from epd.engine.block_pool import BlockPool
 from epd.errors import (
     DuplicateRequestError,
     EpdError,
-    InvalidRequestError,
     NotFoundError,
     RequestCancelledError,
-    ResourceExhaustedError,
     TransferFailedError,
     UnavailableError,
 )
 from epd.handover.lease import Lease, LeaseState
 from epd.handover.lease_config import LeaseConfig
 from epd.handover.lease_counters import LeaseCounters
-from epd.handover.quarantine import Quarantine
+from epd.handover.lease_memory import LeaseMemory
 from epd.handover.seal import SealRecord, SealSlots
 from epd.handover.tombstones import Tombstones
 
 
 class LeaseTable:
-    """All leases of a decode worker, the blocks they hold and the memory in quarantine.
+    """All leases of a decode worker, those in quarantine included.
 
     Not thread-safe: one thread (the service's event loop) owns it; the pool has its own lock.
 
     Args:
-        pool: Where blocks come from and go back to.
-        slots: Where seal records land; a lease holds one for as long as its memory may be touched.
+        pool, slots, headroom: See :class:`LeaseMemory`.
         clock_ns: A monotonic clock.
         on_end: Called with each lease that ended before it was taken, and why.
-        headroom: Blocks to leave for what runs to grow into.
     """
 
     def __init__(
@@ -46,22 +42,20 @@ class LeaseTable:
         headroom: Callable[[], int] = lambda: 0,
     ) -> None:
         self.counters = LeaseCounters()
-        self._pool = pool
-        self._slots = slots
+        self._memory = LeaseMemory(pool, slots, config, clock_ns, headroom)
+        self._quarantine = self._memory.quarantine
         self._layer_count = layer_count
         self._config = config
         self._clock_ns = clock_ns
         self._on_end = on_end
-        self._headroom = headroom
         self._leases: dict[str, Lease] = {}
         self._generations = itertools.count(1)
         self._tombstones = Tombstones(config.max_tombstones, config.tombstone_s, clock_ns)
-        self._quarantine = Quarantine(pool, slots, config.hold_s, clock_ns)
 
     @property
     def peer_cap(self) -> int:
         """Most blocks that one writer may hold."""
-        return int(self._pool.num_blocks * self._config.peer_share)
+        return self._memory.peer_cap
 
     def count(self, state: LeaseState) -> int:
         """Leases in a state."""
@@ -91,20 +85,9 @@ class LeaseTable:
         if over is not None:
             self.counters.refused_late += 1
             raise over.with_traceback(None)
-        if lease is None and block_count > self.peer_cap:
-            raise InvalidRequestError(
-                f"the prompt takes {block_count} blocks; a worker of {self._pool.num_blocks} "
-                f"gives one prefill worker {self.peer_cap} at most",
-                field="token_ids",
-                reason="PROMPT_EXCEEDS_MEMORY",
-            )
-        held = sum(len(one.writable_blocks) for one in self._all() if one.peer == peer)
-        if lease is None and held + block_count > self.peer_cap:
-            raise ResourceExhaustedError(
-                f"prefill instance {peer} holds {held} blocks, asks for {block_count} more "
-                f"and may hold {self.peer_cap}",
-                reason="PEER_AT_CAP",
-            )
+        if lease is None:
+            held = sum(len(one.writable_blocks) for one in self._all() if one.peer == peer)
+            self._memory.check_share(peer, held, block_count)
         return lease
 
     def grant(
@@ -118,24 +101,10 @@ class LeaseTable:
         known = self.admit(transfer_id, peer, block_count)
         if known is not None:
             return known
-        slot = self._slots.take()
-        if slot is None:
+        memory = self._memory.take(block_count, prefix_hashes)
+        if memory is None:
             return None
-        cached = self._pool.match_prefix(prefix_hashes[:block_count])
-        fresh = self._pool.allocate(block_count - len(cached), keep_free=self._headroom())
-        if fresh is None:
-            self._pool.free(cached)
-            self._slots.give_back(slot)
-            return None
-        lease = Lease(
-            transfer_id,
-            next(self._generations),
-            peer,
-            (*cached, *fresh),
-            len(cached),
-            slot,
-            self._clock_ns(),
-        )
+        lease = Lease(transfer_id, next(self._generations), peer, *memory, self._clock_ns())
         self._leases[transfer_id] = lease
         self.counters.granted += 1
         return lease
@@ -167,7 +136,7 @@ class LeaseTable:
         if lease is None or lease.state is not LeaseState.SEALED:
             raise NotFoundError(f"no sealed transfer {transfer_id}", reason="TRANSFER_UNKNOWN")
         del self._leases[transfer_id]
-        self._slots.give_back(lease.seal_slot)
+        self._memory.pass_on(lease)
         self._tombstones.put(
             transfer_id, NotFoundError(f"transfer {transfer_id} is taken", reason="TRANSFER_TAKEN")
         )
@@ -250,12 +219,7 @@ class LeaseTable:
 
     def check_integrity(self) -> None:
         """Asserts that leases, seal slots and blocks account for each other."""
-        slots = [lease.seal_slot for lease in self._all()]
-        assert len(set(slots)) == len(slots), "two leases share a seal slot"
-        assert len(slots) + self._slots.free_count == self._slots.count, "seal slots lost"
-        set_aside = sum(len(lease.writable_blocks) for lease in self._quarantine)
-        assert set_aside == self._pool.num_quarantined, "quarantined blocks lost"
-        self._pool.check_integrity()
+        self._memory.check_integrity(self._all())
 
     def _all(self) -> Iterator[Lease]:
         return itertools.chain(self._leases.values(), self._quarantine)
@@ -285,14 +249,9 @@ class LeaseTable:
         return False
 
     def _end(self, lease: Lease, error: EpdError) -> None:
-        """Gives the memory back, or into quarantine while its writer may be at it."""
         self.counters.failed += 1
         self.counters.failed_by_reason[error.reason] += 1
         self._tombstones.put(lease.transfer_id, error)
         del self._leases[lease.transfer_id]
-        if lease.settled or lease.state is LeaseState.SEALED:
-            self._pool.free(lease.block_ids)
-            self._slots.give_back(lease.seal_slot)
-        else:
-            self._quarantine.add(lease)
+        self._memory.give_back(lease)
         self._on_end(lease, error)
