@@ -22,6 +22,7 @@ from epd.rpc.options import IMAGE_MESSAGE_BYTES
 from tests.support.ask import ask, generate_request, greedy
 from tests.support.fleet import fleet_of
 from tests.support.reference import Question
+from tests.support.tiny_model import make_tiny_llama
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,8 +50,8 @@ def wait_until(done, seconds):
         time.sleep(0.1)
 
 
-def test_a_worker_can_be_killed_restarted_on_its_port_and_is_found_again(tiny_model):
-    with fleet_of(tiny_model, encoders=0) as fleet:
+def test_a_worker_can_be_killed_restarted_on_its_port_and_is_found_again(tmp_path):
+    with fleet_of(make_tiny_llama(tmp_path), encoders=0) as fleet:
         idle = fleet.idle_level()
         assert len(answer(fleet).token_ids) == 4
         fleet.assert_back_to_idle(idle, settled_within_s=20)
