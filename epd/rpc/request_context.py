@@ -24,9 +24,12 @@ def request_id() -> str:
     return _request_id.get()
 
 
-def begin_call(request: Any) -> None:
-    """Takes the id from the request message where it has one, else mints one.
+def is_request_id(text: str) -> bool:
+    """Whether a client may choose this id: it stands in log lines, so it must not end one."""
+    return 0 < len(text) <= MAX_ID_LENGTH and text.isprintable()
 
-    Of one that is longer than allowed only the beginning, for the answer that refuses it.
-    """
-    _request_id.set(getattr(request, "request_id", "")[:MAX_ID_LENGTH] or new_id())
+
+def begin_call(request: Any) -> None:
+    """Takes the id from the request message where it has a good one, else mints one."""
+    given = getattr(request, "request_id", "")
+    _request_id.set(given if is_request_id(given) else new_id())

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Iterable
 
 from epd.errors import InvalidRequestError
-from epd.rpc.request_context import MAX_ID_LENGTH, new_id
+from epd.rpc.request_context import MAX_ID_LENGTH, is_request_id, new_id
 from epd.v1 import common_pb2, router_pb2
 from epd.wire.finish_reason import finish_reason_to_proto
 from epd.wire.media import video_from_proto
@@ -41,9 +41,10 @@ def call_from_proto(request: router_pb2.GenerateRequest, client: str) -> Generat
     Raises:
         InvalidRequestError: a field has no valid value.
     """
-    if len(request.request_id) > MAX_ID_LENGTH:
+    if request.request_id and not is_request_id(request.request_id):
         raise InvalidRequestError(
-            f"request_id has {len(request.request_id)} characters, at most {MAX_ID_LENGTH} fit",
+            f"request_id has {len(request.request_id)} characters, allowed are {MAX_ID_LENGTH} "
+            "that can be printed",
             field="request_id",
         )
     sampling = sampling_from_proto(request.sampling)

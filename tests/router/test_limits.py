@@ -142,6 +142,7 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "too many stops": ({"text_prompt": "hi", "stop": ["x"] * 17}, "stop"),
     "too long stop": ({"text_prompt": "hi", "stop": ["x" * 257]}, "stop[0]"),
     "long id": ({"text_prompt": "hi", "request_id": "x" * 129}, "request_id"),
+    "id of two lines": ({"text_prompt": "hi", "request_id": "a\nINFO forged"}, "request_id"),
     "temperature": (_sampling(temperature=-1), "sampling.temperature"),
     "nan": (_sampling(temperature=float("nan")), "sampling.temperature"),
     "top_p": (_sampling(top_p=0), "sampling.top_p"),
