@@ -21,6 +21,8 @@ from tests.support.answer import collect
 
 MAX_TOKENS = 8
 IMAGE = b"an image file"
+#: Of one stream at once.
+STREAM_REQUESTS = 2
 
 
 @pytest.fixture
@@ -28,7 +30,11 @@ async def served(model, fleet):
     async with (
         running(*fleet.workers),
         router(
-            model, fleet.workers, model_name="m", kserve="true", kserve_stream_requests="2"
+            model,
+            fleet.workers,
+            model_name="m",
+            kserve="true",
+            kserve_stream_requests=str(STREAM_REQUESTS),
         ) as found,
     ):
         yield found
@@ -130,8 +136,18 @@ async def test_a_stream_has_a_response_per_delta_and_a_final_one(served, fleet, 
     assert final == [False] * (len(results) - 1) + [True]
 
 
-async def test_requests_of_a_stream_run_side_by_side_and_fail_alone(served, client):
+async def test_requests_of_a_stream_run_side_by_side_and_fail_alone(served, fleet, client):
     text = await expected(served)
+    side_by_side = asyncio.Event()
+    at_once: list[int] = []
+
+    async def before():
+        at_once.append(fleet.decode.open_calls)
+        if at_once[-1] == STREAM_REQUESTS:
+            side_by_side.set()
+        await asyncio.wait_for(side_by_side.wait(), 30)
+
+    fleet.decode.before = before
     requests = [
         {"inputs": inputs(stream=True), "request_id": "a"},
         {"inputs": inputs(sampling={"temperature": -1}), "request_id": "bad"},
@@ -147,6 +163,7 @@ async def test_requests_of_a_stream_run_side_by_side_and_fail_alone(served, clie
             key = result.get_response().id
             texts[key] = texts.get(key, b"") + value(result)
     assert texts == dict.fromkeys("abc", text)
+    assert max(at_once) == STREAM_REQUESTS
     assert len(errors) == 1
     assert "INVALID_ARGUMENT" in errors[0]
     assert "temperature" in errors[0]
