@@ -88,7 +88,9 @@ class Service(Generic[C]):
             asyncio.run(self.run(config))
         except Exception as raised:
             error = root_error(raised)
-            if not isinstance(error, ConfigError | EpdError):
+            # A missing file of the model, for one; an OSError without a file may be a bug.
+            named = isinstance(error, OSError) and error.filename is not None
+            if not named and not isinstance(error, ConfigError | EpdError):
                 raise
             print(f"{self.role}: {error}", file=sys.stderr)
             raise SystemExit(2 if isinstance(error, ConfigError) else 1) from None

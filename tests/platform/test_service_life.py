@@ -179,6 +179,21 @@ def test_a_failed_load_is_one_clear_line_and_status_1(tmp_path):
         process.wait_ready(90)
 
 
+def test_a_model_folder_that_is_not_there_is_one_clear_line_and_status_1(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-m", "services.encoder", f"--model={tmp_path}/none"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("encoder: ")
+    assert f"{tmp_path}/none" in last
+
+
 def test_an_unused_variable_is_named_in_the_log(tmp_path):
     with tiny(tmp_path, EPD_LOAD_SS="3") as process:
         assert "variables that prefill does not use: EPD_LOAD_SS" in process.log()
