@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sys
+import threading
 import time
 import uuid
 from typing import Any
@@ -83,6 +84,15 @@ class DecodeProcess:
         self._kv.pool.free(self._receiver.take(transfer_id))
         return ended_ns
 
+    async def idle_share(self, seconds: float) -> float:
+        """The share of a core that the transfer agent's thread takes while nothing is due."""
+        (thread,) = (one for one in threading.enumerate() if one.name == "transfer-agent")
+        assert thread.ident is not None
+        clock = time.pthread_getcpuclockid(thread.ident)
+        began_s, used_s = time.monotonic(), time.clock_gettime(clock)
+        await asyncio.sleep(seconds)
+        return (time.clock_gettime(clock) - used_s) / (time.monotonic() - began_s)
+
     async def checksum(self, blocks: list[int]) -> int:
         """Of some blocks."""
         return self._kv.checksum(blocks)
@@ -96,6 +106,7 @@ class DecodeProcess:
             self.choose,
             self.await_raw,
             self.await_sealed,
+            self.idle_share,
             self.checksum,
         )
         await serve_lines({command.__name__: command for command in commands})

@@ -77,7 +77,8 @@ def _transfer_table(record: dict[str, Any], raw: Sequence[Sample]) -> list[str]:
         *lines,
         "",
         f"Added at 4 MiB: {result['added_ms_4mb']} ms at most. Reserve and posting the first layer "
-        f"on a decode worker under load: {result['reserve_ms_p50']} ms at p50.",
+        f"on a decode worker under load: {result['reserve_ms_p50']} ms at p50. "
+        f"Transfer thread with nothing announced: {result['idle_thread_percent']} % of a core.",
     ]
 
 

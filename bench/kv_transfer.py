@@ -7,7 +7,8 @@ layer hook to the seal, up to the point where decode could start. All layers com
 computed in no time, the worst case. Every side that waits, in both arms, polls by the same rule.
 Both processes read the machine's one monotonic clock.
 
-Then Reserve: round trip and first WRITE on a decode worker that is busy decoding.
+Then the processor time of the receiving transfer thread while nothing is announced, and Reserve:
+round trip and first WRITE on a decode worker that is busy decoding.
 """
 
 import argparse
@@ -54,6 +55,7 @@ def run(options: argparse.Namespace) -> Outcome:
                 samples = pair.measure(size, options.rounds, options.seed)
                 prefix = f"{transport}@{size}"
                 raw += [Sample(f"{prefix} {s.arm}", s.round, s.seed, s.value) for s in samples]
+            raw.append(Sample(f"{transport} idle", 0, options.seed, pair.idle_percent()))
     folder = options.model or fetch("smollm2")
     reserves = measure_reserve(folder, options.reserves, options.streams, options.threads)
     raw += [Sample("reserve", 0, options.seed, value) for value in reserves]
@@ -82,6 +84,7 @@ def _result(raw: Sequence[Sample], options: argparse.Namespace) -> dict[str, obj
         },
         "added_ms_4mb": max(added.values()),
         "reserve_ms_p50": round(median(s.value for s in raw if s.arm == "reserve"), 2),
+        "idle_thread_percent": max(round(s.value, 2) for s in raw if s.arm.endswith(" idle")),
         "ratio_by_size": by_size,
         "added_ms_4mb_by_transport": added,
     }

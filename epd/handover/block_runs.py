@@ -13,8 +13,6 @@ from epd.transfer.segments import Column, SegmentArray
 #: int64 [runs, (first block here, first block there, blocks)]: neighbours here that are there too.
 Runs = npt.NDArray[np.int64]
 
-_NO_OFFSET: Column = np.zeros(1, dtype=np.int64)
-
 
 @dataclass(frozen=True)
 class BlockSlice:
@@ -92,10 +90,8 @@ class KvRoute:
         """
         sources, targets, counts = runs.T
         if self._joins:
-            lengths = (counts * self._slice_bytes)[:, None]
-            return (
-                self._here.segments(layers, sources, _NO_OFFSET, lengths),
-                self._there.segments(layers, targets, _NO_OFFSET, lengths),
+            return self._here.runs(layers, sources, counts), self._there.runs(
+                layers, targets, counts
             )
         steps = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         sources, targets = (np.repeat(first, counts) + steps for first in (sources, targets))
@@ -111,6 +107,7 @@ class _Places:
     """Where the layers lie on one side: int64 [layers, (address of block 0, stride, device)]."""
 
     rows: npt.NDArray[np.int64]
+    block_bytes: int
     #: Neighbouring blocks touch each other.
     dense: bool
 
@@ -123,14 +120,20 @@ class _Places:
         ]
         block_bytes = layout.block_bytes
         dense = all(one.block_stride == block_bytes for one in regions)
-        return cls(np.array(rows, dtype=np.int64).reshape(-1, 3), dense)
+        return cls(np.array(rows, dtype=np.int64).reshape(-1, 3), block_bytes, dense)
+
+    def runs(self, layers: range, firsts: Column, counts: Column) -> SegmentArray:
+        """One segment per layer and run of neighbouring whole blocks. Dense places only."""
+        begins = self.rows[layers.start : layers.stop, None] * (1, 0, 1)
+        within = np.zeros((len(firsts), 3), dtype=np.int64)
+        within[:, 0], within[:, 1] = firsts, counts
+        within *= self.block_bytes
+        return SegmentArray((begins + within).reshape(-1, 3))
 
     def segments(
         self, layers: range, blocks: Column, offsets: Column, lengths: Column
     ) -> SegmentArray:
-        """One segment per layer, block and offset inside it. ``lengths`` has one for each offset,
-        or [blocks, 1].
-        """
+        """One segment per layer, block and offset inside it; ``lengths`` has one per offset."""
         bases = self.rows[layers.start : layers.stop, :, None, None]
         rows = np.empty((len(bases), len(blocks), len(offsets), 3), dtype=np.int64)
         rows[..., 0] = bases[:, 0] + bases[:, 1] * blocks[:, None] + offsets

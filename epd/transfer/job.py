@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from epd.errors import EpdError, TransferFailedError
 from epd.transfer.base import TransferBackend, TransferHandle, TransferResult, TransferState
 from epd.transfer.order import TransferOrder
-from epd.transfer.pieces import Piece, check_pairs, cut
+from epd.transfer.pieces import Piece, cut
 
 
 class JobState(enum.Enum):
@@ -111,12 +111,11 @@ class TransferJob:
         self._started_ns = time.perf_counter_ns()
         try:
             content = self.order.content()
-            check_pairs(content.local, content.remote)
+            self._pieces.extend(cut(content.local, content.remote, self._piece_bytes))
         except EpdError as error:
             self.outcome = error
             return False
         self._notice = content.notice
-        self._pieces.extend(cut(content.local, content.remote, self._piece_bytes))
         return True
 
     def _post(self, backend: TransferBackend) -> JobState:

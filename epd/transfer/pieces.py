@@ -31,11 +31,18 @@ def check_pairs(local: Sequence[Segment], remote: Sequence[Segment]) -> None:
 
 
 def cut(local: Sequence[Segment], remote: Sequence[Segment], piece_bytes: int) -> Iterator[Piece]:
-    """Yields runs of segment pairs of at most ``piece_bytes`` in all, cutting long segments."""
+    """Yields runs of segment pairs of at most ``piece_bytes`` in all, cutting long segments.
+
+    What is a piece already is left for the backend to check.
+
+    Raises:
+        TransferFailedError: lists to cut that do not pair up.
+    """
     here, there = SegmentArray.of(local), SegmentArray.of(remote)
     if here.byte_count <= piece_bytes:
         yield here, there
         return
+    check_pairs(here, there)
     if (here.rows[:, 1] > piece_bytes).any():
         here, there = _split(here, piece_bytes), _split(there, piece_bytes)
     ends = np.cumsum(here.rows[:, 1])

@@ -12,7 +12,7 @@ from epd.transfer.base import TransferBackend
 from epd.transfer.call import BackendCall
 from epd.transfer.counters import TransferCounters
 from epd.transfer.job import JobState, TransferJob
-from epd.transfer.poll_wait import PollWait
+from epd.transfer.poll_wait import SHORTEST_WAIT_S, PollWait
 
 log = logging.getLogger(__name__)
 
@@ -67,15 +67,17 @@ class TransferLoop:
         while True:
             self._take_commands(backend, wait_s)
             moved = self._advance(backend)
-            moved = self._drain(backend) or moved
+            noticed = self._drain(backend)
             if self.stop_by is not None and (
                 time.monotonic() > self.stop_by or not any(job.in_flight for job in self._jobs)
             ):
                 return
             busy = self._jobs or self.announced
-            wait_s = wait.after(moved, self._config.poll_s)
-            if not busy and not moved:
+            wait_s = wait.after(moved or noticed, self._config.poll_s)
+            if not busy and not (moved or noticed):
                 wait_s = self._config.idle_poll_s
+            elif noticed and not self._jobs:
+                wait_s = SHORTEST_WAIT_S  # whoever was told needs the interpreter now
 
     def abandon(self, error: EpdError) -> None:
         """Fails everything open. Nobody may put commands any more."""
