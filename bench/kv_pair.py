@@ -11,8 +11,6 @@ from bench.synthetic_kv import SHAPE, blocks_of
 TRANSPORTS = {"shm": "sm,tcp,self", "tcp": "tcp,self"}
 BLOCK_BYTES = SHAPE.block_bytes * SHAPE.layer_count
 MIB = 1 << 20
-#: How long an idle thread is watched.
-IDLE_S = 5.0
 
 
 class KvPair:
@@ -49,9 +47,9 @@ class KvPair:
         arms = {"raw": lambda s: self._raw(s, count), "epd": lambda s: self._epd(s, count)}
         return interleave(arms, rounds, seed)
 
-    def idle_percent(self) -> float:
+    def idle_percent(self, seconds: float) -> float:
         """Of a core: what the receiving transfer thread takes while nothing is announced."""
-        return 100 * float(self._decode.ask("idle_share", seconds=IDLE_S))
+        return 100 * float(self._decode.ask("idle_share", seconds=seconds))
 
     def _blocks(self, seed: int, count: int) -> tuple[list[int], list[int]]:
         """Those of one round, here and there; the same for both arms."""

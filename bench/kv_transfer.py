@@ -41,13 +41,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reserves", type=int, default=100, help="reservations to time")
     parser.add_argument("--streams", type=int, default=4, help="requests decoded meanwhile")
     parser.add_argument("--threads", type=int, default=1, help="of the decode worker")
+    parser.add_argument("--idle-s", type=float, default=5.0, help="to watch an idle thread for")
     parser.add_argument("--quick", action="store_true", help="5 rounds, 30 reservations")
 
 
 def run(options: argparse.Namespace) -> Outcome:
     """Measures every size over every transport, then Reserve."""
     if options.quick:
-        options.rounds, options.reserves = 5, 30
+        options.rounds, options.reserves, options.idle_s = 5, 30, 1.0
     raw: list[Sample] = []
     for transport in options.transports:
         with KvPair(transport, max(options.sizes)) as pair:
@@ -55,7 +56,9 @@ def run(options: argparse.Namespace) -> Outcome:
                 samples = pair.measure(size, options.rounds, options.seed)
                 prefix = f"{transport}@{size}"
                 raw += [Sample(f"{prefix} {s.arm}", s.round, s.seed, s.value) for s in samples]
-            raw.append(Sample(f"{transport} idle", 0, options.seed, pair.idle_percent()))
+            raw.append(
+                Sample(f"{transport} idle", 0, options.seed, pair.idle_percent(options.idle_s))
+            )
     folder = options.model or fetch("smollm2")
     reserves = measure_reserve(folder, options.reserves, options.streams, options.threads)
     raw += [Sample("reserve", 0, options.seed, value) for value in reserves]

@@ -40,7 +40,10 @@ class ReceiveConfig:
         0.5, help="most of the pool that one peer may reserve", minimum=0.01, maximum=1.0
     )
     max_transfers: int = option(
-        1024, help="transfers that may be open at once, quarantined ones included", minimum=1
+        1024,
+        help="transfers that may be open at once, quarantined ones included, and Reserves that one "
+        "prefill worker may have under way",
+        minimum=1,
     )
     kv_wait_s: float = option(
         60.0, help="longest wait of a request for its sealed KV", unit="s", minimum=0.1

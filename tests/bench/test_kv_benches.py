@@ -28,11 +28,12 @@ def test_kv_transfer_tells_ratio_added_time_and_reserve(tmp_path: Path, model: P
     result, record = bench(
         tmp_path,
         *("kv_transfer", "--sizes", 4, "--rounds", 1, "--model", model),
-        *("--reserves", 3, "--streams", 2),
+        *("--reserves", 3, "--streams", 2, "--idle-s", 0.2),
     )
     assert result["ratio_vs_raw"].keys() == {"shm", "tcp"}
     assert result["reserve_ms_p50"] > 0
     assert "added_ms_4mb" in result
+    assert result["idle_thread_percent"] > 0
     arms = [sample["arm"] for sample in record["raw"]]
     assert arms[:4] == ["shm@4 raw", "shm@4 epd", "shm@4 epd", "shm@4 raw"]
     assert arms.count("reserve") == 3
