@@ -89,12 +89,7 @@ class Scheduler:
         budget -= decodes
         if decodes:
             budget = self.chunk_limit.tokens(budget)
-        prompts = [sequence for sequence in self._running if sequence.is_prefilling]
-        if prompts and prompts[0].remaining_len > budget:
-            budget -= self._schedule_overtakers(plan, budget // 2)
-        budget -= self._schedule_chunks(prompts, plan, budget)
-        while budget > 0 and self._admit_waiting(plan):
-            budget -= self._schedule_chunk(self._running[-1], plan, budget)
+        self._schedule_prompts(plan, budget)
         plan.runs.sort(key=lambda run: run.end - run.start > 1)
         return plan
 
@@ -161,6 +156,30 @@ class Scheduler:
         if self._arrived:
             return self._arrived[-1]
         return next((s for s in reversed(self._running[1:]) if s.grows), None)
+
+    def _schedule_prompts(self, plan: StepPlan, budget: int) -> None:
+        """Prompts in order of admission; those that lack images get steps that no other wants.
+
+        Such a prompt has begun early and cannot end yet, so nobody waits for it longer than the
+        one step that it may be in when others come.
+        """
+        prompts: list[Sequence] = []
+        early: list[Sequence] = []
+        for sequence in self._running:
+            if sequence.is_prefilling:
+                (early if sequence.lacks_images else prompts).append(sequence)
+        left = budget
+        if prompts and prompts[0].remaining_len > left:
+            left -= self._schedule_overtakers(plan, left // 2)
+        left -= self._schedule_chunks(prompts, plan, left)
+        while left > 0 and self._admit_waiting(plan):
+            admitted = self._running[-1]
+            if admitted.lacks_images:
+                early.append(admitted)
+            else:
+                left -= self._schedule_chunk(admitted, plan, left)
+        if left == budget:
+            self._schedule_chunks(early, plan, budget)
 
     def _schedule_overtakers(self, plan: StepPlan, budget: int) -> int:
         """Waiting prompts that are done in this step, so that they do not sit out a long one.

@@ -93,6 +93,12 @@ class Sequence:
         return self.computed_len < self.prompt_len
 
     @property
+    def lacks_images(self) -> bool:
+        """Whether its prompt cannot be computed to the end yet."""
+        gate, length = self.request.gate, len(self.token_ids)
+        return gate is not None and gate.end(self.computed_len, length) < length
+
+    @property
     def grows(self) -> bool:
         """Whether it takes more blocks as it goes on."""
         return self.mode is not RequestMode.PREFILL_ONLY

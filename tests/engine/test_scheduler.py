@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from epd.engine.block_pool import BlockPool
 from epd.engine.engine_config import EngineConfig
-from epd.engine.requests import EngineRequest, RequestMode, SamplingParams
+from epd.engine.image_gate import ImageGate
+from epd.engine.requests import EngineRequest, PromptImage, RequestMode, SamplingParams
 from epd.engine.scheduler import Scheduler, StepPlan
 from epd.engine.sequence import Sequence, SequenceState
 from epd.errors import InvalidRequestError
@@ -68,6 +69,38 @@ def test_a_long_prompt_is_cut_at_block_borders_and_decode_goes_first() -> None:
     second = scheduler.schedule()
     assert lengths(second) == {"short": 1, "long": 8}
     assert second.runs[0].sequence.request_id == "short"
+
+
+def test_a_prompt_that_lacks_images_takes_only_steps_that_no_other_wants() -> None:
+    scheduler, _ = make(num_blocks=64)
+    image = PromptImage(40, 4, b"i" * 32)
+    gate = ImageGate((image,), {0})
+    early = EngineRequest(
+        "early", [ord("e")] * 48, SamplingParams(), RequestMode.PREFILL_ONLY, images=(image,)
+    )
+    scheduler.add(Sequence(dataclasses.replace(early, gate=gate), arrived_ns=0))
+    steps: list[dict[str, int]] = []
+
+    def step() -> None:
+        steps.append(lengths(plan := scheduler.schedule()))
+        finish_step(scheduler, plan)
+
+    step()
+    scheduler.add(sequence("text", 30, RequestMode.PREFILL_ONLY))
+    for _ in range(5):
+        step()
+    assert steps == [
+        {"early": 12},
+        {"text": 12},
+        {"text": 12},
+        {"text": 6},
+        {"early": 12},
+        {"early": 12},
+    ]
+    scheduler.add(sequence("other", 30, RequestMode.PREFILL_ONLY))
+    gate.open(0)
+    step()
+    assert steps[-1] == {"early": 12}, "with its images it has the place that it came at"
 
 
 def test_admission_is_first_come_first_served_even_when_a_later_one_would_fit() -> None:
