@@ -18,6 +18,7 @@ BENCHMARKS = {
     "encoder_cache": "bench.encoder_cache",
     "encoder_parallel": "bench.encoder_parallel",
     "kv_transfer": "bench.kv_transfer",
+    "pipelined_start": "bench.pipelined_start",
     "router": "bench.router",
     "router_cache_aware": "bench.router_cache_aware",
 }

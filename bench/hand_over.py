@@ -31,8 +31,7 @@ class HandOver:
     ``exposed``: from the first token's arrival to the news that decode has admitted the request.
     ``second_gap`` and ``later_gap``: between tokens 1 and 2, and the median of the gaps after.
     ``push_exposed`` and ``kv_exposed``: told by prefill, from the forward pass's end to the end of
-    the last WRITE, with and without the seal. The latter bounds what decode could gain by starting
-    before all layers are there.
+    the last WRITE, with and without the seal. ``gaps`` are all between tokens, the first included.
     """
 
     exposed: float
@@ -40,6 +39,7 @@ class HandOver:
     later_gap: float
     push_exposed: float
     kv_exposed: float
+    gaps: tuple[float, ...]
 
 
 class PairClient:
@@ -58,15 +58,24 @@ class PairClient:
         for channel in self._channels:
             await channel.close(None)
 
-    async def run(self, token_ids: Sequence[int], new_tokens: int) -> HandOver:
-        """One greedy request of exactly ``new_tokens`` output tokens, at least 4."""
+    async def run(
+        self,
+        token_ids: Sequence[int],
+        new_tokens: int,
+        admitted: asyncio.Event | None = None,
+    ) -> HandOver:
+        """One greedy request of exactly ``new_tokens`` output tokens, at least 4. ``admitted`` is
+        set once decode has taken it in.
+        """
         if not self._instance_id:
             info = await self._worker.GetInfo(worker_pb2.GetInfoRequest())
             self._instance_id = info.instance_id
         transfer_id = uuid.uuid4().hex
         sampling = common_pb2.SamplingParams(max_tokens=new_tokens, ignore_eos=True)
         prefilling = asyncio.create_task(self._run_prefill(transfer_id, token_ids, sampling))
-        started_ns, tokens_ns = await self._run_decode(transfer_id, token_ids, sampling)
+        started_ns, tokens_ns = await self._run_decode(
+            transfer_id, token_ids, sampling, admitted or asyncio.Event()
+        )
         first_ns, pushed = await prefilling
         gaps = [
             (after - before) / 1e6
@@ -78,6 +87,7 @@ class PairClient:
             later_gap=median(gaps[1:]),
             push_exposed=pushed.exposed_ns / 1e6,
             kv_exposed=pushed.kv_exposed_ns / 1e6,
+            gaps=tuple(gaps),
         )
 
     async def _run_prefill(
@@ -101,7 +111,11 @@ class PairClient:
         return first_ns, pushed
 
     async def _run_decode(
-        self, transfer_id: str, token_ids: Sequence[int], sampling: common_pb2.SamplingParams
+        self,
+        transfer_id: str,
+        token_ids: Sequence[int],
+        sampling: common_pb2.SamplingParams,
+        admitted: asyncio.Event,
     ) -> tuple[int, list[int]]:
         request = decode_pb2.DecodeRequest(
             request_id=transfer_id,
@@ -114,6 +128,7 @@ class PairClient:
             now_ns = time.monotonic_ns()
             if response.HasField("started"):
                 started_ns = now_ns
+                admitted.set()
             elif response.HasField("tokens"):
                 tokens_ns.append(now_ns)
         return started_ns, tokens_ns

@@ -59,12 +59,14 @@ class PagedStep:
     """What travels through the model as a keyword argument to each attention layer.
 
     ``layer_written`` is called with a layer's index when its KV of this step is final in the pool.
-    On a GPU it belongs after an event recorded on the stream that wrote it.
+    On a GPU it belongs after an event recorded on the stream that wrote it. ``before_layer`` is
+    called with a layer's index before anything of it is written or read, and may wait or raise.
     """
 
     layers: Sequence[torch.Tensor]
     attention: StepAttention
     layer_written: Callable[[int], None] | None = None
+    before_layer: Callable[[int], None] | None = None
 
 
 def paged_attention(
@@ -80,6 +82,8 @@ def paged_attention(
     """Transformers' attention function; query, key, value are [1, heads, tokens, head_dim]."""
     assert attention_mask is None, "paged attention makes its own mask"
     layer = module.layer_idx
+    if paged_step.before_layer is not None:
+        paged_step.before_layer(layer)
     layer_kv = paged_step.layers[layer]
     paged_step.attention.write(layer_kv, key[0].transpose(0, 1), value[0].transpose(0, 1))
     if paged_step.layer_written is not None:

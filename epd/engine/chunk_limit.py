@@ -17,6 +17,11 @@ class ChunkLimit:
         self._decode_s = 0.0
         self._token_s = 0.0
 
+    @property
+    def decode_s(self) -> float:
+        """How long a step without prompts takes; 0 before the first."""
+        return self._decode_s
+
     def tokens(self, budget: int) -> int:
         """Most prompt tokens of a step in which answers run; at most ``budget``."""
         if not self._target_s or not self._token_s:

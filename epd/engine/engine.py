@@ -96,6 +96,16 @@ class Engine:
         check_submission(request, self.family, self.max_context, self.pool.block_size)
         self._inbox.submit(Sequence(request, arrived_ns=time.monotonic_ns()))
 
+    def sealed(self, request_id: str) -> None:
+        """The KV of a request that was submitted with an ``arrival`` is complete and in order: its
+        blocks are the engine's from now on.
+
+        Raises:
+            NotFoundError: the request has ended; the blocks stay the caller's.
+            UnavailableError: the engine has stopped or failed; likewise.
+        """
+        self._inbox.seal(request_id, time.monotonic_ns())
+
     def cancel(self, request_id: str) -> None:
         """Ends a request with RequestCancelledError before the next step. Unknown ids are fine."""
         self._inbox.cancel(request_id)
@@ -119,6 +129,11 @@ class Engine:
             free_blocks=self.pool.num_free,
             quarantined_blocks=self.pool.num_quarantined,
         )
+
+    @property
+    def decode_step_s(self) -> float:
+        """How long a step without prompts takes of late; 0 before the first."""
+        return self._core.decode_step_s
 
     @property
     def fatal_error(self) -> EpdError | None:

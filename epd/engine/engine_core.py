@@ -9,6 +9,8 @@ from collections.abc import Sequence as Items
 import torch
 
 from epd.engine.block_pool import BlockPool
+from epd.engine.drawn_token import DrawnToken
+from epd.engine.early_gate import EarlyGate, LateError
 from epd.engine.engine_config import EngineConfig
 from epd.engine.inbox import Inbox, Mail
 from epd.engine.language_runner import LanguageRunner, TokenRun
@@ -24,8 +26,8 @@ from epd.engine.requests import (
     PrefillDone,
     RequestMode,
 )
-from epd.engine.sampler import Draw, DrawnToken, sample
-from epd.engine.scheduler import ScheduledRun, Scheduler
+from epd.engine.sampler import Draw, sample
+from epd.engine.scheduler import ScheduledRun, Scheduler, StepPlan
 from epd.engine.sequence import Sequence, SequenceState
 from epd.errors import EpdError, InternalError, InvalidRequestError, RequestCancelledError
 from epd.thread_slices import yield_core
@@ -61,8 +63,14 @@ class EngineCore:
         self._deliver = deliver
         self._events: list[tuple[str, EngineEvent]] = []
         self._steps = self._prompt_tokens = self._output_tokens = 0
+        self._early_steps = self._early_committed = self._early_late = 0
         #: As of the last step; replaced, never changed.
         self.stats = self._snapshot()
+
+    @property
+    def decode_step_s(self) -> float:
+        """How long a step without prompts takes; 0 before the first. Any thread."""
+        return self._scheduler.chunk_limit.decode_s
 
     def step(self, mail: Mail) -> bool:
         """Schedule, run, post results; False when there was nothing to compute."""
@@ -71,29 +79,31 @@ class EngineCore:
         now = time.monotonic_ns()
         for sequence in plan.admitted:
             self._inbox.dequeued(sequence)
-            sequence.admitted_ns = now
-            self._post(sequence, Admitted(now - sequence.arrived_ns, sequence.cached_len))
+            self._post_admitted(sequence, now)
         for sequence in plan.preempted:
             self._post(sequence, Preempted())
         if plan.admitted or plan.preempted:
             self._flush()  # not as late as the step's tokens: waits end here
-        if plan.runs:
+        if plan.runs or plan.early:
             # Counted before: posting a sequence's first token makes it a decoding one.
             lengths = [run.end - run.start for run in plan.runs if run.sequence.is_prefilling]
-            drawn = self._run(plan.runs, now)
+            drawn = self._run(plan, now)
             seconds = (time.monotonic_ns() - now) / 1e9
-            self._scheduler.chunk_limit.observe(
-                len(plan.runs) - len(lengths), sum(lengths), seconds
-            )
+            if plan.runs:  # an early run alone has perhaps waited
+                self._scheduler.chunk_limit.observe(
+                    len(plan.runs) - len(lengths), sum(lengths), seconds
+                )
             self._post_results(plan.runs, drawn)
         self._flush()
-        return bool(plan.runs)
+        return bool(plan.runs or plan.early)
 
     def _sort_mail(self, mail: Mail) -> None:
         for sequence in mail.submitted:
             self._scheduler.add(sequence)
             first = sequence.request.first_token
             self._follow_grammar(sequence, [] if first is None else [first])
+        for request_id in mail.sealed:
+            self._take_sealed(request_id)
         for request_id in (*mail.cancelled, *mail.released):
             live = self._inbox.live(request_id)
             if live is not None and live.state < SequenceState.HELD:
@@ -103,6 +113,28 @@ class EngineCore:
             if held is not None:
                 self._scheduler.release(held)
                 self._inbox.forget(held)
+
+    def _take_sealed(self, request_id: str) -> None:
+        """An arriving sequence becomes one as any other; what it has drawn early is now true."""
+        sequence = self._inbox.live(request_id)
+        assert sequence is not None, "only its owner ends an arriving request"
+        token, now = sequence.early_token, time.monotonic_ns()
+        self._scheduler.sealed(sequence)
+        if token is None:
+            return
+        sequence.early_token = None
+        self._early_committed += 1
+        self._inbox.dequeued(sequence)
+        self._post_admitted(sequence, now)
+        run = ScheduledRun(sequence, sequence.computed_len, len(sequence.token_ids))
+        self._scheduler.advance(run)
+        self._post_token(sequence, token, now)
+        self._flush()  # not as late as the next step's tokens
+
+    def _post_admitted(self, sequence: Sequence, now: int) -> None:
+        sequence.admitted_ns = now
+        admitted = Admitted(now - sequence.arrived_ns, sequence.cached_len, sequence.early)
+        self._post(sequence, admitted)
 
     def _follow_grammar(self, sequence: Sequence, token_ids: list[int]) -> None:
         """Goes on over tokens and notes what may follow; ends the sequence when nothing may."""
@@ -116,17 +148,56 @@ class EngineCore:
             self._end(sequence, Failed(error))
 
     @torch.inference_mode()
-    def _run(self, runs: Items[ScheduledRun], planned_ns: int) -> list[DrawnToken]:
-        """The device's part of a step: one drawn token per run that reaches its sequence's end."""
+    def _run(self, plan: StepPlan, planned_ns: int) -> list[DrawnToken]:
+        """The device's part of a step: one drawn token per run that reaches its sequence's end.
+        Those of early runs stay with their sequences.
+        """
+        runs = plan.runs
         for run in runs:
             if run.sequence.is_prefilling and not run.sequence.prefill_started_ns:
                 # Waiting ended with the plan: what comes between is part of the step.
                 run.sequence.prefill_started_ns = planned_ns
+        if plan.early:
+            return self._run_early(plan)
         logits = self._runner.run(
             [self._token_run(run) for run in runs], self._layer_callback(runs)
         )
         draws = [self._draw(run.sequence) for run in runs if self._reaches_end(run)]
         return sample(logits, draws) if draws else []
+
+    def _run_early(self, plan: StepPlan) -> list[DrawnToken]:
+        """A step with early runs; their rows come first."""
+        early = [run.sequence for run in plan.early]
+        patience_s = 0.0 if plan.runs or len(early) > 1 else self.decode_step_s
+        gate = EarlyGate(early, patience_s, lambda: self._inbox.has_work)
+        runs = [*plan.early, *plan.runs]
+        self._early_steps += len(early)
+        for sequence in early:
+            sequence.early = False
+        try:
+            logits = self._runner.run(
+                [self._token_run(run) for run in runs],
+                self._layer_callback(plan.runs),
+                gate.before_layer,
+            )
+        except LateError:
+            self._early_late += 1
+            self._runner.finish()  # its blocks may be another's at once
+            return []
+        self._early_late += len(gate.late)
+        drawing = [run.sequence for run in runs if self._reaches_end(run)]
+        kept = [row for row, sequence in enumerate(drawing) if sequence not in gate.late]
+        if not kept:
+            self._runner.finish()
+            return []
+        drawn = sample(logits[kept], [self._draw(drawing[row]) for row in kept])
+        in_time = [sequence for sequence in early if sequence not in gate.late]
+        for sequence, token in zip(in_time, drawn, strict=False):
+            if math.isnan(token.logprob):  # the step to come says so, if it is so
+                self._early_late += 1
+            else:
+                sequence.early, sequence.early_token = True, token
+        return drawn[len(in_time) :]
 
     def _post_results(self, runs: Items[ScheduledRun], drawn: Iterable[DrawnToken]) -> None:
         self._steps += 1
@@ -199,8 +270,11 @@ class EngineCore:
 
     def fail_all(self, error: EpdError) -> None:
         """Ends every live request with ``error``; the last thing that is called."""
-        for sequence in self._inbox.take(wait=False).submitted:
+        mail = self._inbox.take(wait=False)
+        for sequence in mail.submitted:
             self._scheduler.add(sequence)
+        for sequence in filter(None, map(self._inbox.live, mail.sealed)):
+            self._scheduler.sealed(sequence)  # its blocks are to be freed here
         for sequence in self._inbox.all_live():
             if sequence.state < SequenceState.HELD:
                 try:
@@ -274,5 +348,8 @@ class EngineCore:
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
             output_tokens=self._output_tokens,
+            early_steps=self._early_steps,
+            early_committed=self._early_committed,
+            early_late=self._early_late,
             headroom_blocks=self._scheduler.headroom,
         )

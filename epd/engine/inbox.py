@@ -5,7 +5,12 @@ from dataclasses import dataclass, field
 
 from epd.engine.requests import RequestMode
 from epd.engine.sequence import Sequence
-from epd.errors import DuplicateRequestError, ResourceExhaustedError, UnavailableError
+from epd.errors import (
+    DuplicateRequestError,
+    NotFoundError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 
 
 @dataclass
@@ -13,6 +18,7 @@ class Mail:
     """Everything that came in since the last time, in order of arrival per list."""
 
     submitted: list[Sequence] = field(default_factory=list)
+    sealed: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
 
@@ -50,9 +56,23 @@ class Inbox:
                 raise ResourceExhaustedError(
                     f"{len(self._queued)} requests wait, no more are taken", reason="QUEUE_FULL"
                 )
-            self._queued.add(sequence)
+            if not sequence.arriving:
+                self._queued.add(sequence)
             self._live[sequence.request_id] = sequence
             self._mail.submitted.append(sequence)
+            self._changed.notify()
+
+    def seal(self, request_id: str, now_ns: int) -> None:
+        """The KV of an arriving request is complete; errors as in :meth:`Engine.sealed`."""
+        with self._changed:
+            sequence = self._live.get(request_id)
+            if self._closed is not None:
+                raise UnavailableError(self._closed.message, reason=self._closed.reason)
+            if sequence is None:
+                raise NotFoundError(f"no request {request_id} waits for its KV")
+            sequence.arrived_ns = now_ns
+            self._queued.add(sequence)
+            self._mail.sealed.append(request_id)
             self._changed.notify()
 
     def cancel(self, request_id: str) -> None:
@@ -83,6 +103,13 @@ class Inbox:
     def is_closed(self) -> bool:
         """Whether requests are refused."""
         return self._closed is not None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether somebody would have something of the next step. Any thread; a moment old."""
+        mail = self._mail
+        joining = any(not sequence.arriving for sequence in mail.submitted)
+        return bool(joining or mail.sealed or mail.cancelled or self._closed)
 
     def take(self, wait: bool) -> Mail:
         """Engine thread: everything new; if asked, after waiting for something or the closing."""
@@ -115,5 +142,10 @@ class Inbox:
     def _has_news(self) -> bool:
         mail = self._mail
         return bool(
-            self._nudged or self._closed or mail.submitted or mail.cancelled or mail.released
+            self._nudged
+            or self._closed
+            or mail.submitted
+            or mail.sealed
+            or mail.cancelled
+            or mail.released
         )

@@ -61,13 +61,18 @@ class LanguageRunner:
 
     @torch.inference_mode()
     def run(
-        self, runs: Sequence[TokenRun], layer_written: Callable[[int], None] | None = None
+        self,
+        runs: Sequence[TokenRun],
+        layer_written: Callable[[int], None] | None = None,
+        before_layer: Callable[[int], None] | None = None,
     ) -> torch.Tensor:
         """Writes the KV of all runs; returns logits [runs with ``sample``, vocabulary] in float32.
 
-        Runs of one token must come first. ``layer_written`` is called once per layer, in order.
+        Runs of one token must come first. ``before_layer`` and ``layer_written`` are called once
+        per layer, in order; what the former raises ends the step.
         """
-        step = PagedStep(self.kv_cache.layers, self._attention(self._metadata(runs)), layer_written)
+        attention = self._attention(self._metadata(runs))
+        step = PagedStep(self.kv_cache.layers, attention, layer_written, before_layer)
         embedded, levels = self._embed(runs)
         hidden: torch.Tensor = self._modules.body(
             inputs_embeds=embedded[None],
@@ -80,6 +85,11 @@ class LanguageRunner:
         last = [end - 1 for run, end in zip(runs, ends, strict=True) if run.sample]
         logits: torch.Tensor = self._modules.lm_head(hidden[last])
         return logits.float()
+
+    def finish(self) -> None:
+        """Waits until the device has done all it was asked to, after a step that was ended."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def _embed(self, runs: Sequence[TokenRun]) -> tuple[torch.Tensor, dict[str, Any]]:
         """Embeddings [tokens, hidden] with those of images in place, and arguments for levels."""

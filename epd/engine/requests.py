@@ -13,6 +13,7 @@ from epd.sampling import TopLogprobs as TopLogprobs
 if TYPE_CHECKING:
     from epd.engine.grammar import Matcher
     from epd.engine.image_gate import ImageGate
+    from epd.engine.kv_arrival import KvArrival
 
 
 class RequestMode(enum.Enum):
@@ -22,7 +23,8 @@ class RequestMode(enum.Enum):
     FULL = "full"
     #: Prefill and the first token only; the KV stays in place until :meth:`Engine.release`.
     PREFILL_ONLY = "prefill_only"
-    #: The KV of all ``token_ids`` is already in ``block_ids`` and the first token is drawn.
+    #: The KV of all ``token_ids`` is in ``block_ids``, already or soon (``EngineRequest.arrival``),
+    #: and the first token is drawn.
     PREFILLED = "prefilled"
 
 
@@ -70,6 +72,9 @@ class EngineRequest:
     block_ids: tuple[int, ...] = ()
     #: PREFILLED only: the token prefill has drawn. It is input here, never emitted again.
     first_token: int | None = None
+    #: PREFILLED only: the KV is still on its way. The blocks stay the caller's until it calls
+    #: :meth:`Engine.sealed`, and in place until then or the last event; no token comes before.
+    arrival: "KvArrival | None" = None
     #: From :meth:`Engine.compile`, over the emitted tokens; set exactly when the sampling has a
     #: constraint. The engine's from submit on.
     matcher: "Matcher | None" = None
@@ -79,11 +84,13 @@ class EngineRequest:
 class Admitted:
     """The request has entered the running set after ``queue_ns`` of waiting.
 
-    ``cached_tokens``: prompt tokens whose KV was found in the prefix cache.
+    ``cached_tokens``: prompt tokens whose KV was found in the prefix cache. ``early``: whether a
+    step begun before the KV was complete was in time; None without one.
     """
 
     queue_ns: int
     cached_tokens: int = 0
+    early: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -154,8 +161,10 @@ class EngineStats:
 
     ``waiting_tokens`` are prompt tokens not yet computed; ``held_requests`` have ended but keep
     their blocks until they are released; ``headroom_blocks`` are free blocks that running requests
-    will grow into. Prefix-cache queries and hits count prompt tokens. Everything from
-    ``prefix_cache_queries`` to ``output_tokens`` only ever grows.
+    will grow into. Prefix-cache queries and hits count prompt tokens; ``early_steps`` are those
+    begun before a request's KV was complete, ``early_committed`` gave a token, ``early_late`` came
+    to a layer that was not there. Everything from ``prefix_cache_queries`` to ``early_late`` only
+    ever grows.
     """
 
     running_requests: int
@@ -171,6 +180,9 @@ class EngineStats:
     steps: int
     prompt_tokens: int
     output_tokens: int
+    early_steps: int
+    early_committed: int
+    early_late: int
     headroom_blocks: int
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from blake3 import blake3
 
+from epd.engine.drawn_token import DrawnToken
 from epd.engine.logit_changes import Change, change_logits
 from epd.engine.token_history import TokenHistory
 from epd.sampling import SamplingParams, TopLogprobs
@@ -32,18 +33,6 @@ class Draw:
     suppressed: frozenset[int] = frozenset()
     history: TokenHistory | None = None
     allowed: npt.NDArray[np.int32] | None = None
-
-
-@dataclass(frozen=True)
-class DrawnToken:
-    """A token with its log probability before penalties, temperature, filters and suppression.
-
-    ``top`` holds the likeliest tokens at its place, on the same scale, when asked for.
-    """
-
-    token_id: int
-    logprob: float
-    top: TopLogprobs | None = None
 
 
 def uniform(seed: int, choice: int, position: int) -> float:

@@ -3,6 +3,7 @@
 A request passes these queues:
 
 * ``waiting``: FULL and PREFILL_ONLY, first come, first served; holds nothing;
+* ``arriving``: PREFILLED, the KV still on its way; may take one step early (``_schedule_early``);
 * ``arrived``: PREFILLED; holds the blocks its KV was written to, so it never waits for memory;
 * ``running``: in order of admission; holds blocks for all its tokens;
 * held: a PREFILL_ONLY request that has ended keeps its blocks until its owner releases them.
@@ -30,9 +31,13 @@ class ScheduledRun(NamedTuple):
 
 @dataclass
 class StepPlan:
-    """One step: its runs, single tokens first; who joined; who lost its blocks."""
+    """One step: its runs, single tokens first; who joined; who lost its blocks.
+
+    ``early`` are runs of one token whose KV is predicted to be there when the step needs it.
+    """
 
     runs: list[ScheduledRun] = field(default_factory=list)
+    early: list[ScheduledRun] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
 
@@ -48,6 +53,7 @@ class Scheduler:
         self._pool = pool
         self._config = config
         self.chunk_limit = ChunkLimit(config.step_target_s, config.block_size)
+        self._arriving: list[Sequence] = []
         self._arrived: deque[Sequence] = deque()
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -76,13 +82,27 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Takes a new sequence."""
+        if sequence.arriving:
+            self._arriving.append(sequence)
+            return
         arrived = sequence.mode is RequestMode.PREFILLED
         (self._arrived if arrived else self._waiting).append(sequence)
+
+    def sealed(self, sequence: Sequence) -> None:
+        """The KV of an arriving sequence is complete: its blocks are the engine's from now on. One
+        that has drawn a token joins the running set, the others wait for the next step.
+        """
+        self._arriving.remove(sequence)
+        sequence.arriving = False
+        if sequence.early_token is None:
+            self._arrived.append(sequence)
+        else:
+            self._join(sequence)
 
     def schedule(self) -> StepPlan:
         """Chooses the runs of the next step and makes sure of their blocks."""
         plan = StepPlan()
-        while self._arrived and len(self._running) < self._config.max_running:
+        while self._arrived and self._places_taken < self._config.max_running:
             self._admit(self._arrived.popleft(), plan)
         budget = self._config.token_budget
         decodes = self._schedule_decodes(plan, budget)
@@ -90,6 +110,8 @@ class Scheduler:
         if decodes:
             budget = self.chunk_limit.tokens(budget)
         self._schedule_prompts(plan, budget)
+        if self._arriving:
+            self._schedule_early(plan)
         plan.runs.sort(key=lambda run: run.end - run.start > 1)
         return plan
 
@@ -106,6 +128,8 @@ class Scheduler:
             return
         if sequence.state is SequenceState.RUNNING:
             self._running.remove(sequence)
+        elif sequence.arriving:
+            self._arriving.remove(sequence)
         elif sequence.mode is RequestMode.PREFILLED:
             self._arrived.remove(sequence)
         else:
@@ -122,6 +146,44 @@ class Scheduler:
         if sequence.state is SequenceState.HELD:
             self.held_count -= 1
             self._free(sequence)
+
+    @property
+    def _places_taken(self) -> int:
+        """Of the running set, those included that have drawn a token early and will join."""
+        return len(self._running) + sum(one.early_token is not None for one in self._arriving)
+
+    def _schedule_early(self, plan: StepPlan) -> None:
+        """First steps of sequences whose KV is still on its way, behind everybody else.
+
+        In company only one that is predicted to wait at no layer; alone one that is predicted to
+        wait for less than a step.
+        """
+        step_s = self.chunk_limit.decode_s
+        budget = self._config.token_budget - sum(run.end - run.start for run in plan.runs)
+        for sequence in self._arriving:
+            arrival = sequence.request.arrival
+            assert arrival is not None
+            if sequence.early is not None or len(plan.early) >= budget:
+                continue
+            if self._places_taken + len(plan.early) >= self._config.max_running:
+                return
+            if plan.runs or plan.early:
+                ready = arrival.in_time(step_s)
+            else:
+                left_s = arrival.remaining_s()
+                ready = left_s is not None and left_s < step_s
+            if ready and self._has_slot(sequence):
+                plan.early.append(
+                    ScheduledRun(sequence, sequence.computed_len, len(sequence.token_ids))
+                )
+
+    def _has_slot(self, sequence: Sequence) -> bool:
+        """Whether an early sequence's next token has one, taken from nobody."""
+        if len(sequence.token_ids) > len(sequence.block_ids) * self._pool.block_size:
+            blocks = self._pool.allocate(1, keep_free=self.headroom)
+            sequence.block_ids += blocks or []
+            return blocks is not None
+        return True
 
     def _schedule_decodes(self, plan: StepPlan, budget: int) -> int:
         spent = 0
@@ -189,7 +251,7 @@ class Scheduler:
         """
         spent = 0
         for sequence in list(self._waiting):
-            if len(self._running) + 1 >= self._config.max_running:
+            if self._places_taken + 1 >= self._config.max_running:
                 break
             if sequence.prompt_len <= budget - spent:
                 head = self._waiting[0]
@@ -222,7 +284,7 @@ class Scheduler:
 
     def _admit_waiting(self, plan: StepPlan) -> bool:
         """Admits the head of the queue; False when there is none or it has to go on waiting."""
-        if not self._waiting or len(self._running) >= self._config.max_running:
+        if not self._waiting or self._places_taken >= self._config.max_running:
             return False
         return self._try_admit(self._waiting[0], plan, self.headroom)
 
@@ -252,9 +314,12 @@ class Scheduler:
         return -(-sequence.prompt_len // self._pool.block_size)
 
     def _admit(self, sequence: Sequence, plan: StepPlan) -> None:
+        self._join(sequence)
+        plan.admitted.append(sequence)
+
+    def _join(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.RUNNING
         self._running.append(sequence)
-        plan.admitted.append(sequence)
         if sequence.mode is RequestMode.PREFILLED:
             self._publish(sequence, 0)
 
@@ -275,5 +340,5 @@ class Scheduler:
 
     def _free(self, sequence: Sequence) -> None:
         sequence.state = SequenceState.ENDED
-        self._pool.free(sequence.block_ids)
+        self._pool.free(sequence.own_blocks)
         sequence.block_ids = []

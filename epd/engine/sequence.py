@@ -4,6 +4,7 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from epd.engine.drawn_token import DrawnToken
 from epd.engine.requests import EngineRequest, FinishReason, RequestMode
 from epd.engine.token_history import TokenHistory
 
@@ -42,6 +43,12 @@ class Sequence:
     prefill_ended_ns: int = 0
     #: What the request's grammar lets follow, a bit per token; None without a grammar.
     allowed: "npt.NDArray[np.int32] | None" = None
+    #: Whether a step begun before the KV was complete was in time; None without one.
+    early: bool | None = None
+    #: What that step has drawn, until the KV is complete.
+    early_token: DrawnToken | None = None
+    #: The KV is on its way and the leading blocks are the caller's.
+    arriving: bool = field(init=False)
     _history: TokenHistory | None = None
 
     def __post_init__(self) -> None:
@@ -50,6 +57,7 @@ class Sequence:
         if self.request.first_token is not None:
             self.computed_len = len(self.token_ids)
             self.token_ids.append(self.request.first_token)
+        self.arriving = self.request.arrival is not None
 
     @property
     def request_id(self) -> str:
@@ -102,6 +110,11 @@ class Sequence:
     def grows(self) -> bool:
         """Whether it takes more blocks as it goes on."""
         return self.mode is not RequestMode.PREFILL_ONLY
+
+    @property
+    def own_blocks(self) -> list[int]:
+        """Blocks that the engine must free in the end."""
+        return self.block_ids[len(self.request.block_ids) :] if self.arriving else self.block_ids
 
     def drop_embeddings(self) -> None:
         """The prompt is computed: the images' embeddings may go."""

@@ -17,6 +17,8 @@ def check_submission(
     """
     request.sampling.validate()
     assert (request.matcher is None) == (request.sampling.constraint is None)
+    # An early step's token must not move a grammar on, and would need it to.
+    assert request.arrival is None or request.matcher is None
     _check_endings(request, family)
     _check_tokens(request, family.vocab_size, max_context)
     _check_images(request, family)

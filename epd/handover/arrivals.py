@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from epd.errors import EpdError
+from epd.errors import DataLossError, EpdError
 from epd.handover.lease import Lease, LeaseState
 from epd.handover.leases import LeaseTable
 from epd.handover.notice import Notice, NoticeKind
@@ -76,9 +76,23 @@ class Arrivals:
                 record = SealRecord.decode(
                     self._slots.read(lease.seal_slot), lease.transfer_id, lease.generation
                 )
+                _check_announced(lease, record)
             except EpdError as error:
                 self._leases.fail(lease.transfer_id, error)
                 return
             complete = self._leases.accept_seal(lease, record)
         if complete:
             self._on_complete(lease)
+
+
+def _check_announced(lease: Lease, record: SealRecord) -> None:
+    """A token drawn after another first token than the seal's must not be used.
+
+    Raises:
+        DataLossError: they differ.
+    """
+    if lease.announced_token not in (None, record.first_token):
+        raise DataLossError(
+            f"transfer {lease.transfer_id} was announced with first token "
+            f"{lease.announced_token} and sealed with {record.first_token}"
+        )

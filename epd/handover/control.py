@@ -26,6 +26,9 @@ class Reservation:
     progress_timeout_s: float
     #: The seal must carry a digest of each layer.
     checksum: bool = False
+    #: Decode follows the layers: each leaves as a WRITE of its own, and the first token is
+    #: announced ahead of the seal.
+    layer_notices: bool = False
 
 
 class DecodeControl(Protocol):
@@ -37,6 +40,11 @@ class DecodeControl(Protocol):
         """Asks for blocks, and which of the leading full ones, named by hash, are there already;
         may wait in decode's bounded queue.
         """
+
+    async def announce(
+        self, transfer_id: str, generation: int, first_token: int, writes_per_layer: int
+    ) -> None:
+        """Says which token was drawn, and that so many WRITEs of each layer are all."""
 
     async def renew(self, transfer_ids: Sequence[str]) -> Sequence[str]:
         """Says that transfers make progress; returns those decode has given up."""

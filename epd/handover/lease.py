@@ -3,6 +3,7 @@
 import enum
 from dataclasses import dataclass, field
 
+from epd.engine.kv_arrival import KvArrival
 from epd.handover.seal import SealRecord
 
 
@@ -37,6 +38,12 @@ class Lease:
     record: SealRecord | None = None
     #: The writer has confirmed that it is through.
     settled: bool = False
+    #: Follows the layers, where decode may begin before they are all there.
+    arrival: KvArrival | None = None
+    #: What prefill has drawn, told ahead of the seal.
+    announced_token: int | None = None
+    #: The engine has a step on the blocks, or may have one at any moment.
+    lent: bool = False
 
     @property
     def writable_blocks(self) -> tuple[int, ...]:

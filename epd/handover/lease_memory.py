@@ -91,8 +91,9 @@ class LeaseMemory:
         self._slots.give_back(lease.seal_slot)
 
     def give_back(self, lease: Lease) -> None:
-        """Frees everything, or sets it aside while the writer may be at it."""
-        if lease.settled or lease.state is LeaseState.SEALED:
+        """Frees everything, or sets it aside while the writer or the engine may be at it."""
+        lease.settled = lease.settled or lease.state is LeaseState.SEALED
+        if lease.settled and not lease.lent:
             self._pool.free(lease.block_ids)
             self._slots.give_back(lease.seal_slot)
         else:

@@ -116,8 +116,11 @@ class LeaseTable:
         lease.progress_ns = self._clock_ns()
         if lease.state is LeaseState.RESERVED:
             lease.state = LeaseState.RECEIVING
+        layers = range(layer, min(layer + layer_count, self._layer_count))
+        if lease.arrival is not None and layers and ordinal not in lease.arrived:
+            lease.arrival.note(layers)
         lease.arrived.add(ordinal)
-        lease.layers.update(range(layer, min(layer + layer_count, self._layer_count)))
+        lease.layers.update(layers)
         return self._seal_if_complete(lease)
 
     def accept_seal(self, lease: Lease, record: SealRecord) -> bool:
@@ -125,6 +128,23 @@ class LeaseTable:
         lease.progress_ns = self._clock_ns()
         lease.record = record
         return self._seal_if_complete(lease)
+
+    def lend(self, transfer_id: str) -> Lease | None:
+        """Lets the engine begin on a lease whose KV still arrives; None when there is none. Its
+        blocks are nobody else's until :meth:`give_back` or :meth:`take`, also when it ends.
+        """
+        lease = self._leases.get(transfer_id)
+        if lease is None or lease.arrival is None or lease.announced_token is None:
+            return None
+        lease.lent = True
+        return lease
+
+    def give_back(self, transfer_id: str) -> None:
+        """The engine is through with a lent lease; an unknown one, or one taken, is fine."""
+        lease = self._leases.get(transfer_id)
+        if lease is not None:
+            lease.lent = False
+        self._memory.quarantine.give_back(transfer_id)
 
     def take(self, transfer_id: str) -> Lease:
         """Hands a sealed lease's blocks over to the caller and ends the lease.
@@ -253,5 +273,7 @@ class LeaseTable:
         self.counters.failed_by_reason[error.reason] += 1
         self._tombstones.put(lease.transfer_id, error)
         del self._leases[lease.transfer_id]
+        if lease.arrival is not None:
+            lease.arrival.end()
         self._memory.give_back(lease)
         self._on_end(lease, error)

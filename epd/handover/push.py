@@ -81,9 +81,9 @@ class KvPush:
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._renewed_ns = asked_ns
-        self._merge_bytes = config.merge_bytes
+        self._merge_bytes = 0 if reservation.layer_notices else config.merge_bytes
         self._push_time = config.push_time
-        self._seal_joins = seal_joins and config.merge_bytes > 0
+        self._seal_joins = seal_joins and self._merge_bytes > 0
         # Between closing and counting a new WRITE as open, and around the batch.
         self._lock = threading.Lock()
         #: KV that the agent has not asked for yet.
@@ -92,6 +92,8 @@ class KvPush:
         self._pushed_until = [reservation.cached_block_count] * layout.layer_count
         self._chunk = (0, 0)
         self._step = StepSegments(route, (), (), layout.layer_count)
+        #: How many WRITEs of each layer there were; all once the engine is through.
+        self.writes_per_layer = 0
         self._held_back: LayerProgress | None = None
         self._digests: LayerDigests | None = None
         if reservation.checksum:
@@ -130,6 +132,7 @@ class KvPush:
             return
         if self._chunk != (begin, end):  # the same for all layers of a step
             self._chunk = (begin, end)
+            self.writes_per_layer += 1
             self._step = StepSegments(
                 self._route,
                 progress.block_ids[begin:end],

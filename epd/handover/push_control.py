@@ -38,6 +38,19 @@ class PushControl:
 
         self.tasks.spawn(tell())
 
+    def announce(self, push: KvPush, first_token: int) -> None:
+        """Tells decode the first token ahead of the seal, in the background. When that does not get
+        through, decode waits for the seal.
+        """
+
+        async def tell() -> None:
+            call = push.target.control.announce(
+                push.transfer_id, push.reservation.generation, first_token, push.writes_per_layer
+            )
+            await self._bounded(push.target, "Announce", call)
+
+        self.tasks.spawn(tell())
+
     async def settle(self, target: PushTarget, transfer_ids: list[str]) -> None:
         """Tells decode that no WRITE of the transfers runs or will be posted; each is told once."""
         owed = self.settlements.owed(target, transfer_ids)

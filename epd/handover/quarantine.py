@@ -11,8 +11,8 @@ class Quarantine:
     """Holds blocks and seal slots of ended leases until their writer is through with them.
 
     While the writer is connected only its word (:meth:`settle`) ends a quarantine: that a library
-    has let go of a transfer proves nothing. When it is gone the hold time ends it. Same owner as
-    the lease table.
+    has let go of a transfer proves nothing. When it is gone the hold time ends it. Blocks that are
+    lent to this worker's engine stay until they are given back, too. Same owner as the lease table.
     """
 
     def __init__(
@@ -45,9 +45,17 @@ class Quarantine:
 
     def settle(self, transfer_id: str) -> None:
         """The writer is through with a transfer; an unknown one is fine."""
-        lease = self._leases.pop(transfer_id, None)
+        lease = self._leases.get(transfer_id)
         if lease is not None:
-            self._free(lease)
+            lease.settled = True
+            self._free_if_over(lease)
+
+    def give_back(self, transfer_id: str) -> None:
+        """The engine is through with a transfer; an unknown one is fine."""
+        lease = self._leases.get(transfer_id)
+        if lease is not None:
+            lease.lent = False
+            self._free_if_over(lease)
 
     def peer_arrived(self, peer: str) -> None:
         """The writer is connected (again): its word counts, not time."""
@@ -62,11 +70,14 @@ class Quarantine:
         now = self._clock_ns()
         over = {peer for peer, until in self._hold_until_ns.items() if now >= until}
         for lease in [one for one in self._leases.values() if one.peer in over]:
-            del self._leases[lease.transfer_id]
-            self._free(lease)
+            lease.settled = True
+            self._free_if_over(lease)
         for peer in over:
             del self._hold_until_ns[peer]
 
-    def _free(self, lease: Lease) -> None:
+    def _free_if_over(self, lease: Lease) -> None:
+        if lease.lent or not lease.settled:
+            return
+        del self._leases[lease.transfer_id]
         self._pool.settle(lease.writable_blocks)
         self._slots.give_back(lease.seal_slot)

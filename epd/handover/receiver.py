@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from epd.engine.block_pool import BlockPool
+from epd.engine.kv_arrival import KvArrival
 from epd.engine.kv_layout import KvLayout
 from epd.errors import (
     DataLossError,
@@ -16,6 +17,7 @@ from epd.errors import (
     UnavailableError,
 )
 from epd.handover.arrivals import Arrivals
+from epd.handover.arriving_transfer import ArrivingTransfer
 from epd.handover.control import Reservation
 from epd.handover.lease import Lease, LeaseState
 from epd.handover.lease_plans import LeasePlans
@@ -80,6 +82,7 @@ class KvReceiver:
         self._queue = ReserveQueue(self.config.max_waiting, self.config.reserve_timeout_s)
         self.arrivals = Arrivals(self.leases, slots, self._on_complete)
         self._waiting: dict[str, asyncio.Future[Lease]] = {}
+        self._announced: dict[str, asyncio.Event] = {}
 
     @property
     def waiting_reservations(self) -> int:
@@ -156,6 +159,8 @@ class KvReceiver:
                 known = self.leases.get(transfer_id)
                 granted = self.leases.grant(transfer_id, sender_instance_id, count, block_hashes)
                 if granted is not None and known is None:
+                    if self._follows_layers(token_count):
+                        granted.arrival = KvArrival(self._layout.layer_count)
                     self._agent.announce()  # withdrawn when it is sealed or ends
                     self._plans.begin(granted)
                 return granted
@@ -170,7 +175,27 @@ class KvReceiver:
             lease.cached_block_count,
             self.config.leases.progress_timeout_s,
             checksum=self._verifier is not None,
+            layer_notices=lease.arrival is not None,
         )
+
+    def announce(
+        self, transfer_id: str, generation: int, first_token: int, writes_per_layer: int
+    ) -> None:
+        """Prefill has drawn the first token; so many WRITEs of each layer are all. A transfer that
+        is over, sealed or of another reservation is past caring.
+        """
+        lease = self.leases.get(transfer_id)
+        if (
+            lease is None
+            or lease.arrival is None
+            or lease.generation != generation
+            or lease.state not in (LeaseState.RESERVED, LeaseState.RECEIVING)
+        ):
+            return
+        lease.announced_token = first_token
+        lease.arrival.expect(writes_per_layer)
+        if (waiter := self._announced.get(transfer_id)) is not None:
+            waiter.set()
 
     def renew(self, transfer_ids: Iterable[str]) -> list[str]:
         """Notes progress; returns the transfers that are given up or not known."""
@@ -253,6 +278,46 @@ class KvReceiver:
             lease.record.byte_count,
         )
 
+    async def wait_startable(self, transfer_id: str, step_s: Callable[[], float]) -> None:
+        """Waits until what is still to arrive is predicted to take less than a step. Cancel it when
+        that is of no use any more; afterwards call :meth:`lend` before anything is awaited.
+
+        Args:
+            transfer_id: The attempt; one waiter each.
+            step_s: How long a step takes now; 0 is not known.
+        """
+        announced = self._announced[transfer_id] = asyncio.Event()
+        try:
+            lease = self.leases.get(transfer_id)
+            if lease is None or lease.announced_token is None:
+                await announced.wait()
+            while True:
+                lease = self.leases.get(transfer_id)
+                arrival = lease.arrival if lease is not None else None
+                left_s = arrival.remaining_s() if arrival is not None else None
+                if left_s is not None and left_s < step_s():
+                    return
+                # The prediction gets better as layers come, so it is looked at half-way at most.
+                half_s = self.config.tick_s if left_s is None else (left_s - step_s()) / 2
+                await asyncio.sleep(min(max(half_s, 0.001), 4 * self.config.tick_s))
+        finally:
+            del self._announced[transfer_id]
+
+    def lend(self, transfer_id: str) -> ArrivingTransfer | None:
+        """Lets the engine begin on KV that still arrives; None when it is over. Afterwards either
+        :meth:`take` or, when the engine has let go of the blocks, :meth:`give_back`.
+        """
+        lease = self.leases.lend(transfer_id)
+        if lease is None:
+            return None
+        assert lease.announced_token is not None
+        assert lease.arrival is not None
+        return ArrivingTransfer(lease.block_ids, lease.announced_token, lease.arrival)
+
+    def give_back(self, transfer_id: str) -> None:
+        """The engine does not touch lent blocks any more; fine when they are taken."""
+        self.leases.give_back(transfer_id)
+
     def take(self, transfer_id: str) -> tuple[int, ...]:
         """Hands the blocks of a sealed transfer over to the caller, for the engine.
 
@@ -260,6 +325,13 @@ class KvReceiver:
             NotFoundError: no sealed transfer has that id.
         """
         return self.leases.take(transfer_id).block_ids
+
+    def _follows_layers(self, token_count: int) -> bool:
+        """Whether decode may begin early. An early step writes behind the prompt; where that is in
+        the last pushed block, its digest would not be what was sent.
+        """
+        own_block = token_count % self._layout.block_size == 0
+        return self.config.early_start and (self._verifier is None or own_block)
 
     def _check_paired(self, instance_id: str) -> None:
         if instance_id not in self.arrivals.agent_names:
@@ -276,7 +348,7 @@ class KvReceiver:
             waiter.set_result(lease)
 
     def _on_end(self, lease: Lease, error: EpdError) -> None:
-        if lease.state is not LeaseState.SEALED:
+        if not lease.complete:  # else that was done when it was sealed
             self._agent.withdraw()
             self._plans.end(lease)
         self._wake(lease.transfer_id, error)

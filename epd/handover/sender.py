@@ -185,6 +185,8 @@ class KvSender:
         """
         if self.config.push_time is PushTime.AFTER:
             await asyncio.to_thread(push.write_held_back)
+        if push.reservation.layer_notices and push.error is None:
+            self._control.announce(push, first_token)
         push.write_seal(first_token, logprob)
         await push.writes.drained()
         if push.error is not None:

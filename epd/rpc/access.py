@@ -28,6 +28,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "epd.v1.EncoderService/Release": frozenset({ROUTER, PREFILL}),
     "epd.v1.PrefillService/Prefill": frozenset({ROUTER}),
     "epd.v1.DecodeService/Pair": frozenset({PREFILL}),
+    "epd.v1.DecodeService/Announce": frozenset({PREFILL}),
     "epd.v1.DecodeService/Renew": frozenset({PREFILL}),
     "epd.v1.DecodeService/Fail": frozenset({PREFILL}),
     "epd.v1.DecodeService/Settle": frozenset({PREFILL}),

@@ -12,6 +12,7 @@ _WATCHES = frozenset(
 #: Short calls without which requests that run already could not end.
 _UPKEEP = frozenset(
     {
+        "epd.v1.DecodeService/Announce",
         "epd.v1.DecodeService/Fail",
         "epd.v1.DecodeService/Renew",
         "epd.v1.DecodeService/Settle",

@@ -99,6 +99,13 @@ METRICS: Mapping[str, MetricSpec] = {
     ),
     names.EMBEDDING_CACHE_EVICTIONS: MetricSpec("total", "{image}", "Embeddings evicted"),
     names.LEASE_EXPIRED: MetricSpec("total", "{lease}", "Leases that ran out"),
+    names.EARLY_STEP: MetricSpec(
+        "total", "{step}", "First steps begun before a request's KV was complete"
+    ),
+    names.EARLY_STEP_COMMITTED: MetricSpec("total", "{step}", "Of these, those that gave a token"),
+    names.EARLY_STEP_LATE: MetricSpec(
+        "total", "{step}", "Of these, those that came to a layer that was not there"
+    ),
     names.LEASE_UNKNOWN_RENEWAL: MetricSpec("total", "{lease}", "Renewals of unknown leases"),
     names.PREEMPTION: MetricSpec("total", "{request}", "Requests that lost their blocks"),
     names.REQUEST_RETRY: MetricSpec("counter", "{attempt}", "Attempts after the first"),

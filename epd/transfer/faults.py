@@ -5,12 +5,15 @@ A description is a list of items, each naming a kind:
 * ``fail_post@3``: the third WRITE of the process;
 * ``fail_post%0.5``: half a percent of them, drawn at random;
 * ``late@7:2.5``, ``late%1:2.5``: kinds that take seconds;
+* ``rate=5e6``: WRITEs go over a wire of so many bytes per second, one after another;
 * ``seed=11``: where the random draws begin.
 """
 
 import logging
+import math
 import random
 import re
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -55,6 +58,8 @@ class Faults:
     * ``corrupt``: WRITEs whose first bytes arrive changed;
     * ``fail_read``: READs that cannot be posted;
     * ``delay_read``: seconds a READ seems to run;
+    * ``rate``: bytes per second of all WRITEs together, 0 for no bound; each is really posted when
+      such a wire would have delivered it;
     * ``die``: an exception that ends the agent thread at its next poll;
     * ``chances``: the same kinds at random.
     """
@@ -67,11 +72,14 @@ class Faults:
     corrupt: set[int] = field(default_factory=set)
     fail_read: set[int] = field(default_factory=set)
     delay_read: dict[int, float] = field(default_factory=dict)
+    rate: float = 0.0
     die: Exception | None = None
     chances: dict[str, Chance] = field(default_factory=dict)
     source: random.Random = field(default_factory=lambda: random.Random(0))
     writes: int = 0
     reads: int = 0
+    #: Monotonic time at which the wire of ``rate`` has delivered everything.
+    wire_free_at: float = 0.0
     #: What has been done, by kind.
     done: Counter[str] = field(default_factory=Counter)
 
@@ -92,6 +100,14 @@ class Faults:
         named: dict[int, float] = getattr(self, kind)
         return named[number] if number in named else self.chances[kind].seconds
 
+    def wire_s(self, byte_count: int) -> float:
+        """Seconds until a WRITE that is handed over now has crossed the wire of ``rate``."""
+        if not self.rate:
+            return 0.0
+        now = time.monotonic()
+        self.wire_free_at = max(now, self.wire_free_at) + byte_count / self.rate
+        return self.wire_free_at - now
+
 
 def parse_faults(items: Sequence[str]) -> Faults:
     """Reads a description.
@@ -103,6 +119,9 @@ def parse_faults(items: Sequence[str]) -> Faults:
     for item in items:
         if item.startswith("seed="):
             faults.source = random.Random(item.removeprefix("seed="))
+            continue
+        if item.startswith("rate="):
+            faults.rate = _rate(item.removeprefix("rate="))
             continue
         found = _ITEM.fullmatch(item)
         if found is None or found["kind"] not in KINDS:
@@ -122,3 +141,13 @@ def parse_faults(items: Sequence[str]) -> Faults:
         else:
             getattr(faults, kind).add(int(number))
     return faults
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < math.inf:
+        raise InvalidRequestError(f"{text!r} is no number of bytes per second", field="faults")
+    return rate

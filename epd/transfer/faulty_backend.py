@@ -17,6 +17,7 @@ from epd.transfer.base import (
 )
 from epd.transfer.buffer import HostBuffer
 from epd.transfer.faults import Faults
+from epd.transfer.segments import SegmentArray
 
 #: Bytes that a corrupted WRITE changes: so many at random never happen to be the right ones.
 _CHANGED_BYTES = 8
@@ -86,7 +87,7 @@ class FaultyBackend(TransferBackend):
         fails = faults.strikes("fail_running", number)
         silent = faults.strikes("drop_notice", number) or fails
         kept = b"" if silent else notice
-        late_s = faults.seconds("late", number)
+        late_s = faults.seconds("late", number) + faults.wire_s(SegmentArray.of(local).byte_count)
         delay_s = faults.seconds("delay", number)
         then: Post | None = None
         if faults.strikes("corrupt", number):

@@ -18,6 +18,7 @@ def reservation_to_proto(reservation: Reservation) -> decode_pb2.Reservation:
         cached_block_count=reservation.cached_block_count,
         progress_timeout_ms=int(reservation.progress_timeout_s * 1000),
         checksum=reservation.checksum,
+        layer_notices=reservation.layer_notices,
     )
 
 
@@ -31,4 +32,5 @@ def reservation_from_proto(transfer_id: str, message: decode_pb2.Reservation) ->
         cached_block_count=message.cached_block_count,
         progress_timeout_s=message.progress_timeout_ms / 1000,
         checksum=message.checksum,
+        layer_notices=message.layer_notices,
     )

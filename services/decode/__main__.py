@@ -87,6 +87,7 @@ async def application(config: DecodeConfig, context: ServiceContext) -> AsyncIte
         context.telemetry.tracer,
         kv_wait_s=receive.kv_wait_s,
         max_buffered_tokens=config.stream_buffer_tokens,
+        early_start=receive.pipelined_start,
     )
     try:
         async with AsyncExitStack() as stack:
@@ -137,6 +138,7 @@ def _receiver_config(config: DecodeConfig) -> ReceiverConfig:
         ),
         max_waiting=receive.max_reserve_waiting,
         reserve_timeout_s=receive.reserve_wait_s,
+        early_start=receive.pipelined_start,
     )
 
 

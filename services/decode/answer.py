@@ -70,6 +70,8 @@ async def send_answer(
         )
         started_ns = time.monotonic_ns()
         with stages.stage(semconv.SPAN_DECODE) as attributes:
+            if admitted.early is not None:
+                attributes[semconv.EPD_EARLY_STEP_COMMITTED] = admitted.early
             async for event in buffer:
                 match event:
                     case NewTokens():

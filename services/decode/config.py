@@ -48,6 +48,11 @@ class ReceiveConfig:
     kv_wait_s: float = option(
         60.0, help="longest wait of a request for its sealed KV", unit="s", minimum=0.1
     )
+    pipelined_start: bool = option(
+        False,
+        help="begin a request's first step while the last layers of its KV still arrive, where the "
+        "wait is predicted to be shorter than a step; prefill then sends each layer by itself",
+    )
     kv_checksum: bool = option(
         False,
         help="compare all KV with what prefill has sent before it is used; for debugging, "

@@ -78,6 +78,9 @@ class DecodeReport:
             names.TRANSFER_OPEN: self._open_transfers,
             names.LEASE_EXPIRED: lambda: leases.counters.expired,
             names.LEASE_UNKNOWN_RENEWAL: lambda: leases.counters.unknown_renewals,
+            names.EARLY_STEP: lambda: self._engine.stats().early_steps,
+            names.EARLY_STEP_COMMITTED: lambda: self._engine.stats().early_committed,
+            names.EARLY_STEP_LATE: lambda: self._engine.stats().early_late,
         }
 
     def _encoder_readings(self) -> dict[str, Callable[[], float]]:

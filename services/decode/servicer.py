@@ -38,6 +38,17 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         """Answers by ``context.write``, because it reads and writes at the same time."""
         await self._pairings.serve(context)
 
+    async def Announce(
+        self, request: decode_pb2.AnnounceRequest, context: ServicerContext
+    ) -> decode_pb2.AnnounceResponse:
+        self._receiver.announce(
+            checked_transfer_id(request.transfer_id),
+            request.generation,
+            request.first_token,
+            request.writes_per_layer,
+        )
+        return decode_pb2.AnnounceResponse()
+
     async def Renew(
         self, request: decode_pb2.RenewRequest, context: ServicerContext
     ) -> decode_pb2.RenewResponse:

@@ -40,6 +40,18 @@ class GrpcDecodeControl:
         """
         return await self._reserves.ask(transfer_id, token_count, block_hashes)
 
+    async def announce(
+        self, transfer_id: str, generation: int, first_token: int, writes_per_layer: int
+    ) -> None:
+        """Says which token was drawn, ahead of the seal."""
+        request = decode_pb2.AnnounceRequest(
+            transfer_id=transfer_id,
+            generation=generation,
+            first_token=first_token,
+            writes_per_layer=writes_per_layer,
+        )
+        await _typed(self._stub.Announce(request, timeout=self._control_timeout_s))
+
     async def renew(self, transfer_ids: Sequence[str]) -> Sequence[str]:
         """Says that transfers make progress; returns those the worker has given up."""
         request = decode_pb2.RenewRequest(transfer_ids=transfer_ids)

@@ -53,3 +53,20 @@ def test_kv_exposed_tells_both_arms(tmp_path: Path, model: Path) -> None:
     assert result["kv_exposed_ms_p50_serialised"] > 0
     counts = {sample["arm"].partition(" ")[0] for sample in record["raw"]}
     assert counts == {"layerwise@64", "layerwise@192", "after@64", "after@192"}
+
+
+def test_pipelined_start_tells_both_arms_over_both_wires(tmp_path: Path, model: Path) -> None:
+    result, record = bench(
+        tmp_path,
+        *("pipelined_start", "--model", model, "--lengths", 64, "--slow-lengths", 64),
+        *("--chunk", 64, "--rounds", 1, "--rate", 2e6),
+    )
+    for case in ("fast_64", "slow_64", "company_64"):
+        assert result[f"{case}_begun_off"] == 0
+        assert 0 <= result[f"{case}_committed"] <= result[f"{case}_begun"] <= 1
+        for arm in ("off", "on"):
+            assert result[f"{case}_second_gap_ms_{arm}"] > 0
+    assert result["company_others_p95_ms_on"] > 0
+    assert {sample["arm"].partition("@")[0] for sample in record["raw"]} == {
+        *("fast", "slow", "company")
+    }

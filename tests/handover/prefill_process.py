@@ -34,6 +34,9 @@ class SocketControl:
         told["seal"] = Segment(**told["seal"])
         return Reservation(**told)
 
+    async def announce(self, transfer_id, generation, first_token, writes_per_layer):
+        raise AssertionError("this decode side does not follow the layers")
+
     async def renew(self, transfer_ids):
         return await self._call("renew", list(transfer_ids))
 

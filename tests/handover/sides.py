@@ -107,6 +107,10 @@ class DirectControl:
             transfer_id, self.sender_instance_id, token_count, block_hashes
         )
 
+    async def announce(self, transfer_id, generation, first_token, writes_per_layer):
+        self._note("announce", transfer_id, first_token, writes_per_layer)
+        self.receiver.announce(transfer_id, generation, first_token, writes_per_layer)
+
     async def renew(self, transfer_ids):
         self._note("renew", *transfer_ids)
         return self.receiver.renew(transfer_ids)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from epd.engine.block_pool import BlockPool
+from epd.engine.kv_arrival import KvArrival
 from epd.errors import EpdError, NotFoundError, TransferFailedError
 from epd.handover.lease import LeaseState
 from epd.handover.lease_config import LeaseConfig
@@ -147,6 +148,58 @@ def test_tombstones_are_bounded_and_expire():
     assert table.ended("t99") is None
 
 
+def lend(table, transfer_id):
+    lease = table.grant(transfer_id, "p", 3)
+    lease.arrival, lease.announced_token = KvArrival(4), 7
+    assert table.lend(transfer_id) is lease
+    return lease
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("end", ["settle first", "give back first"])
+def test_a_lent_lease_that_ends_keeps_its_blocks_until_they_are_given_back(sealed, end):
+    table, pool, _ = make_table([0])
+    lease = lend(table, "t")
+    if sealed:
+        seal(table, lease)
+    table.cancel("t")
+    assert lease.arrival.ended
+    if end == "settle first":
+        table.settle(["t"])
+        assert pool.num_quarantined == 3
+        table.give_back("t")
+    else:
+        table.give_back("t")
+        assert pool.num_quarantined == (0 if sealed else 3)
+        table.settle(["t"])
+    assert pool.num_free == BLOCKS
+    table.check_integrity()
+
+
+def test_a_lent_lease_of_a_writer_that_is_gone_outlasts_the_hold_time():
+    clock = [0]
+    table, pool, _ = make_table(clock, hold_s=1)
+    lend(table, "t")
+    table.peer_gone("p")
+    clock[0] = int(2e9)
+    table.expire()
+    assert pool.num_quarantined == 3
+    table.give_back("t")
+    assert pool.num_free == BLOCKS
+    table.check_integrity()
+
+
+def test_what_was_not_announced_or_is_over_is_not_lent():
+    table, _, _ = make_table([0])
+    assert table.lend("t") is None
+    lease = table.grant("t", "p", 3)
+    assert table.lend("t") is None
+    lease.arrival = KvArrival(4)
+    assert table.lend("t") is None
+    table.cancel("t")
+    assert table.lend("t") is None
+
+
 class LeaseMachine(RuleBasedStateMachine):
     """Random histories of one decode worker."""
 
@@ -158,6 +211,7 @@ class LeaseMachine(RuleBasedStateMachine):
         )
         self.running = []  # blocks that "the engine" owns
         self.quarantined_by_living = set()
+        self.lent = {}  # leases that "the engine" has begun on
 
     @rule(transfer_id=IDS, peer=PEERS, count=st.integers(1, 8))
     def grant(self, transfer_id, peer, count):
@@ -182,11 +236,25 @@ class LeaseMachine(RuleBasedStateMachine):
             seal(self.table, lease, writes)
 
     @rule(transfer_id=IDS)
+    def lend(self, transfer_id):
+        lease = self.table.get(transfer_id)
+        if lease and transfer_id not in self.lent:
+            lease.arrival, lease.announced_token = lease.arrival or KvArrival(4), 7
+            if self.table.lend(transfer_id):
+                self.lent[transfer_id] = lease
+
+    @rule(transfer_id=IDS)
+    def give_back(self, transfer_id):
+        self.lent.pop(transfer_id, None)
+        self.table.give_back(transfer_id)
+
+    @rule(transfer_id=IDS)
     def take(self, transfer_id):
         try:
             self.running.append(self.table.take(transfer_id).block_ids)
         except NotFoundError:
             return
+        self.lent.pop(transfer_id, None)
 
     @rule()
     def finish(self):
@@ -231,11 +299,15 @@ class LeaseMachine(RuleBasedStateMachine):
             if (lease := self.table.get(f"t{n}")) and lease.state is not LeaseState.QUARANTINED
         )
         assert self.pool.num_used == held + sum(map(len, self.running))
+        for transfer_id, lease in self.lent.items():
+            assert self.table.get(transfer_id) is lease, "lent blocks are handed out again"
 
     def teardown(self):
         """Whatever happened: once every writer is gone and the hold is over, all is free."""
         for blocks in self.running:
             self.pool.free(blocks)
+        for transfer_id in self.lent:
+            self.table.give_back(transfer_id)
         for peer in ("p", "q", "r"):
             self.table.peer_gone(peer)
         for _ in range(3):

@@ -97,7 +97,10 @@ async def test_every_answer_under_random_faults_is_right_or_a_typed_error_and_no
     print(f"replay with {SEED}={seed}")
     source = random.Random(seed)
     cases = await make_cases(tiny_model, open_channel)
-    with fleet_of(tiny_model, prefills=2, decodes=2, flags=flags(seed)) as fleet:
+    early = {"decode-1": ("--pipelined-start",)}
+    with fleet_of(
+        tiny_model, prefills=2, decodes=2, flags=flags(seed), worker_flags=early
+    ) as fleet:
         idle = fleet.idle_level()
         channel = open_channel(fleet.router_address)
         load = Load(channel, cases, source)

@@ -110,10 +110,19 @@ async def test_failed_and_silent_writes_tell_the_peer_nothing(wire):
     assert wire.faults.done == {"fail_post": 1, "fail_running": 1, "drop_notice": 1}
 
 
+async def test_a_slow_wire_delivers_one_write_after_another(wire):
+    wire.faults.rate = SIZE / 0.2
+    started = time.monotonic()
+    await asyncio.gather(*(asyncio.wrap_future(wire.write()) for _ in range(3)))
+    await notice_of(wire, 3)
+    assert time.monotonic() - started >= 0.6
+
+
 def test_a_description_is_read():
     faults = parse_faults(["fail_post@3", "fail_post@5", "late@2:1.5", "corrupt%0.5", "late%1:2"])
     assert faults.fail_post == {3, 5}
     assert faults.late == {2: 1.5}
+    assert faults.rate == parse_faults(["rate=8e6"]).rate - 8e6 == 0
     assert faults.chances == {"corrupt": Chance(0.005), "late": Chance(0.01, 2.0)}
 
 
@@ -127,7 +136,11 @@ def test_equal_seeds_strike_the_same_transfers():
 
 
 @pytest.mark.parametrize(
-    "item", ["explode@1", "fail_post", "fail_post@", "late@3", "fail_post@1:2", "fail_post@x", ""]
+    "item",
+    [
+        *("explode@1", "fail_post", "fail_post@", "late@3", "fail_post@1:2", "fail_post@x", ""),
+        *("rate=0", "rate=x", "rate=inf"),
+    ],
 )
 def test_a_description_that_makes_no_sense_is_refused(item):
     with pytest.raises(InvalidRequestError):

@@ -72,6 +72,8 @@ class NativeDecoder(nn.Module):
         )
         cosine_at, sine_at = cosine.data_ptr(), sine.data_ptr()
         for layer, (weights, layer_kv) in enumerate(zip(self._weights, step.layers, strict=True)):
+            if step.before_layer is not None:
+                step.before_layer(layer)
             call.weights = ctypes.pointer(weights)
             functions.epd_attention_half(call, cosine_at, sine_at, paged_kv(layer_kv), sequences)
             if step.layer_written is not None:
