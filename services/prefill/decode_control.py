@@ -50,7 +50,7 @@ class GrpcDecodeControl:
             first_token=first_token,
             writes_per_layer=writes_per_layer,
         )
-        await _typed(self._stub.Announce(request, timeout=self._control_timeout_s))
+        await _typed(self._stub.Announce(request, timeout=self._timeout_s))
 
     async def renew(self, transfer_ids: Sequence[str]) -> Sequence[str]:
         """Says that transfers make progress; returns those the worker has given up."""
