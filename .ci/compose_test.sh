@@ -85,8 +85,13 @@ PY
   tar -C "$root" -c . | docker import - "$base_image" >/dev/null
 }
 
+# Version 2 of compose brings scaled services back to one when a run starts what it depends on.
+client() {
+  "${compose[@]}" --profile client run --rm --no-deps -T client "$@"
+}
+
 ask() {
-  "${compose[@]}" --profile client run --rm -T client 2>"$work/client.err" | tr -d '\r' \
+  client 2>"$work/client.err" | tr -d '\r' \
     || { cat "$work/client.err"; return 1; }
 }
 
@@ -129,18 +134,32 @@ check_answer() {
 expected=$(local_answer)
 echo "local fleet: $expected"
 
-"${compose[@]}" up -d >"$work/up.log" 2>&1 || { tail -n 40 "$work/up.log"; "${compose[@]}" logs --tail 40; exit 1; }
+up() {
+  "${compose[@]}" up -d "$@" >"$work/up.log" 2>&1 \
+    || { tail -n 40 "$work/up.log"; "${compose[@]}" logs --tail 40; exit 1; }
+}
+
+await_decodes() {
+  local decodes
+  for _ in $(seq 60); do
+    client status >"$work/status" 2>/dev/null || true
+    decodes=$(grep -c "decode.*serving" "$work/status" || true)
+    [ "$decodes" = "$1" ] && return 0
+    sleep 1
+  done
+  cat "$work/status"
+  echo "the router sees $decodes decode workers, not $1"
+  "${compose[@]}" logs --tail 60
+  exit 1
+}
+
+up
+await_decodes 1
 check_answer "four containers"
 
-"${compose[@]}" up -d --scale decode=3 >"$work/up.log" 2>&1 || { tail -n 40 "$work/up.log"; exit 1; }
-for _ in $(seq 60); do
-  "${compose[@]}" --profile client run --rm -T client status >"$work/status" 2>/dev/null || true
-  decodes=$(grep -c "decode.*serving" "$work/status" || true)
-  [ "$decodes" = 3 ] && break
-  sleep 1
-done
+up --scale decode=3
+await_decodes 3
 cat "$work/status"
-[ "$decodes" = 3 ] || { echo "the router sees $decodes decode workers, not 3"; "${compose[@]}" logs --tail 60; exit 1; }
 check_answer "with three decode workers"
 
 "${compose[@]}" --profile client down --volumes --timeout 20 >/dev/null 2>&1
