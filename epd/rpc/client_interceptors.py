@@ -20,14 +20,13 @@ from epd.telemetry.setup import Telemetry
 
 
 def client_interceptors(telemetry: Telemetry, address: str) -> list[Any]:
-    """One interceptor per arity: gRPC takes an object for the first arity it implements only."""
+    """One interceptor per arity: gRPC takes an object for the first arity it implements only.
+
+    None for streams of requests. They are kept open for many requests and belong to none, and an
+    intercepted one leaves tasks behind when its peer dies.
+    """
     tracing = CallTracing(telemetry, address)
-    return [
-        _UnaryUnary(tracing),
-        _UnaryStream(tracing),
-        _StreamUnary(tracing),
-        _StreamStream(tracing),
-    ]
+    return [_UnaryUnary(tracing), _UnaryStream(tracing)]
 
 
 class CallTracing:
@@ -128,19 +127,3 @@ class _UnaryStream(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[type-
 
     async def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
         return await self._tracing.intercept(continuation, details, request)
-
-
-class _StreamUnary(grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[type-arg]
-    def __init__(self, tracing: CallTracing) -> None:
-        self._tracing = tracing
-
-    async def intercept_stream_unary(self, continuation: Any, details: Any, requests: Any) -> Any:
-        return await self._tracing.intercept(continuation, details, requests)
-
-
-class _StreamStream(grpc.aio.StreamStreamClientInterceptor):  # type: ignore[type-arg]
-    def __init__(self, tracing: CallTracing) -> None:
-        self._tracing = tracing
-
-    async def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
-        return await self._tracing.intercept(continuation, details, requests)
