@@ -65,6 +65,11 @@ class Discovery:
         self._members = frozenset(self._static)
 
     @property
+    def empty(self) -> bool:
+        """Whether nothing is named, so that nobody can ever be a member."""
+        return not self._static and not self._names
+
+    @property
     def members(self) -> frozenset[str]:
         """The set as of the last look; static items are there from the start."""
         return self._members

@@ -68,6 +68,10 @@ class WorkerRegistry:
             if found is role and watch.worker is not None and not watch.reason
         ]
 
+    def expects(self, role: Role) -> bool:
+        """Whether workers of this role can come: the settings name some."""
+        return role in self._discoveries and not self._discoveries[role].empty
+
     @property
     def maker(self) -> WorkerMaker:
         """What all workers of a role share."""

@@ -47,11 +47,14 @@ class Routes:
         return bool(self._registry.available(Role.PREFILL)) and bool(self._unified())
 
     def complete(self) -> bool:
-        """Whether the workers that are there suffice for any request."""
+        """Whether the workers that are there suffice for any request; for texts, where the settings
+        name no encoder.
+        """
         if not self.disaggregates:
             return bool(self._unified())
         workers = [self._registry.available(role) for role in (Role.PREFILL, Role.DECODE)]
-        if all(workers) and self._registry.model().accepts_images:
+        encodes = self._registry.expects(Role.ENCODER)
+        if encodes and all(workers) and self._registry.model().accepts_images:
             workers.append(self._registry.available(Role.ENCODER))
         return all(workers)
 

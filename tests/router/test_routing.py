@@ -184,3 +184,18 @@ async def _until_reason(served: RunningRouter, worker: FakeWorker) -> None:
         while (state := await _state(served, worker)).healthy:
             await asyncio.sleep(0.01)
     assert state.reason
+
+
+async def test_a_fleet_that_names_no_encoder_is_ready_for_texts_without_a_wait(
+    model: Path, fleet: Fleet
+) -> None:
+    """The model takes images, but no encoder can come; that is not to be waited for."""
+    workers = [fleet.prefill, fleet.decode]
+    async with (
+        asyncio.timeout(30),
+        running(*workers),
+        router(model, workers, worker_wait_s="200") as served,
+    ):
+        await collect(served.stub.Generate(request("hello")))
+        error = await failure(served.stub.Generate(request("hello", [b"image"])))
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
