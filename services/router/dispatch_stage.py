@@ -20,14 +20,14 @@ class DispatchStage:
     def __init__(self, path: CriticalPath, tracer: Tracer) -> None:
         self._path = path
         self._tracer = tracer
-        self._started_ns = time.monotonic_ns()
+        self.started_ns = time.monotonic_ns()
 
     def begin(self) -> None:
         """Begins anew: what was before is another stage's time."""
-        self._started_ns = time.monotonic_ns()
+        self.started_ns = time.monotonic_ns()
 
     def end(self) -> None:
         """The workers are about to be called."""
         end_ns = time.monotonic_ns()
-        self._path.add(ROUTER_DISPATCH, end_ns - self._started_ns)
-        record_stage(self._tracer, semconv.SPAN_DISPATCH, start_ns=self._started_ns, end_ns=end_ns)
+        self._path.add(ROUTER_DISPATCH, end_ns - self.started_ns)
+        record_stage(self._tracer, semconv.SPAN_DISPATCH, start_ns=self.started_ns, end_ns=end_ns)

@@ -1,7 +1,6 @@
 """The life of one attempt on a prefill and a decode worker, from the encoders on."""
 
 import asyncio
-import time
 from dataclasses import dataclass
 
 from opentelemetry.metrics import Counter
@@ -165,9 +164,12 @@ class PairDispatch:
             raise
 
     def _account_encoding(self) -> None:
-        """What is not encoded yet is part of prefill's time."""
+        """Ends where dispatch began; what was not encoded by then is part of later stages' time."""
         encoded, path = self._encoded, self._work.path
-        if encoded.wall_ns:
+        if not encoded.image_count:
+            return
+        until_dispatch_ns = self._dispatch.started_ns - encoded.started_ns
+        if encoded.wall_ns and encoded.wall_ns <= until_dispatch_ns:
             path.add_window("encoder", encoded.timings_ns, encoded.service_ns, encoded.wall_ns)
-        elif encoded.image_count:
-            path.add("encoder.plan", time.monotonic_ns() - encoded.started_ns)
+        else:
+            path.add("encoder.plan", until_dispatch_ns)

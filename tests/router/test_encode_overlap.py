@@ -1,12 +1,14 @@
 """Prefill begins with images that are still encoded only where nothing else waits for it."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from epd.v1 import router_pb2
 from tests.router.conftest import Fleet
 from tests.router.fake_workers import FakePrefill
-from tests.router.harness import eventually, request, router, running
+from tests.router.harness import RunningRouter, eventually, request, router, running
 from tests.support.answer import collect
 
 OVERLAP = {"encode_overlap": "true"}
@@ -15,6 +17,11 @@ OVERLAP = {"encode_overlap": "true"}
 def image_requests(prefill: FakePrefill) -> list[Any]:
     """The prompts with images that a prefill worker was sent."""
     return [one for one in prefill.requests if one.images]
+
+
+async def workers_of(served: RunningRouter) -> Sequence[router_pb2.WorkerStatus]:
+    """The workers as the router sees them."""
+    return (await served.stub.GetModel(router_pb2.GetModelRequest())).workers
 
 
 async def test_an_idle_prefill_worker_begins_while_the_images_are_encoded(
@@ -90,3 +97,25 @@ async def test_of_many_at_once_one_per_idle_worker_begins(model: Path, fleet: Fl
         await asyncio.gather(*calls)
     pending = [one.images[0].pending for prefill in prefills for one in image_requests(prefill)]
     assert sum(pending) == 2
+
+
+async def test_time_in_which_images_are_planned_and_no_decode_worker_is_there_counts_once(
+    model: Path, fleet: Fleet
+) -> None:
+    fleet.encoder.ready_when = lambda: bool(image_requests(fleet.prefill))
+    settings = {**OVERLAP, "worker_patience_s": "30"}
+    async with running(*fleet.workers), router(model, fleet.workers, **settings) as served:
+        await fleet.decode.set_health(False)
+        async with asyncio.timeout(15):
+            while all(one.healthy for one in await workers_of(served)):
+                await asyncio.sleep(0.01)
+        asked = asyncio.create_task(
+            collect(served.stub.Generate(request("hi", [b"a"], max_tokens=2)))
+        )
+        await eventually(lambda: bool(fleet.encoder.seen))
+        await asyncio.sleep(1.0)
+        await fleet.decode.set_health(True)
+        completion = (await asked).completion
+    stages = {timing.stage: timing.duration_ns for timing in completion.timings}
+    assert stages["router.dispatch"] > 500_000_000
+    assert stages["encoder.plan"] + stages["router.dispatch"] <= completion.ttft_ns
