@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from epd.engine.head_ranges import rank_heads
 from epd.errors import LayoutMismatchError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
