@@ -13,7 +13,7 @@ KEEPALIVE_TIMEOUT_MS = 20_000
 MIN_PING_INTERVAL_MS = 30_000
 
 #: A server takes in one call per turn of its event loop. Those that wait for that are cancelled by
-#: gRPC after 30 s, with no status of ours; no deadline of a request is longer than this.
+#: gRPC after 30 s, with no status of ours. Deadlines shall end such waits: this is far longer.
 MAX_UNACCEPTED_S = 3600
 
 ChannelOptions = list[tuple[str, int | str]]
