@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,8 +11,8 @@ import grpc
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from epd.errors import EpdError
 from epd.rpc.credentials import split_address
+from epd.rpc.status_name import status_name_to
 from epd.rpc.tracing_policy import is_traced
 from epd.telemetry import semconv
 from epd.telemetry.metrics import histogram
@@ -66,20 +67,9 @@ class CallTracing:
         """Around the wait for an answer to a message that stands for a call of ``method``, on a
         stream that is kept. Yields the trace context's headers, to be sent along.
         """
-        span, started_ns, code = self._start_span(method), time.monotonic_ns(), "OK"
-        try:
+        span, started_ns = self._start_span(method), time.monotonic_ns()
+        with status_name_to(functools.partial(self._end, method, span, started_ns)):
             yield dict(inject_context(trace.set_span_in_context(span)))
-        except EpdError as error:
-            code = error.code
-            raise
-        except asyncio.CancelledError:
-            code = "CANCELLED"
-            raise
-        except BaseException:
-            code = "UNKNOWN"
-            raise
-        finally:
-            self._end(method, span, started_ns, code)
 
     def _start_span(self, method: str) -> Span:
         if not trace.get_current_span().get_span_context().is_valid:

@@ -1,7 +1,7 @@
 """Spans and durations of the calls that a server answers."""
 
-import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Iterator, Mapping
 
@@ -9,8 +9,8 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from epd.errors import EpdError
 from epd.rpc.request_context import request_id
+from epd.rpc.status_name import status_name_to
 from epd.telemetry import semconv
 from epd.telemetry.metrics import histogram
 from epd.telemetry.propagation import extract_context
@@ -65,21 +65,11 @@ class ServerCalls:
         """Around the answer to a message of a kept stream that stands for a call of ``method``."""
         started_ns = time.monotonic_ns()
         span = self.begin(method, extract_context(headers.items()))
-        code = "OK"
-        try:
-            with trace.use_span(span, record_exception=False, set_status_on_exception=False):
-                yield
-        except EpdError as error:
-            code = error.code
-            raise
-        except asyncio.CancelledError:
-            code = "CANCELLED"
-            raise
-        except BaseException:
-            code = "UNKNOWN"
-            raise
-        finally:
-            self.end(span, method, started_ns, code)
+        with (
+            status_name_to(functools.partial(self.end, span, method, started_ns)),
+            trace.use_span(span, record_exception=False, set_status_on_exception=False),
+        ):
+            yield
 
 
 def _end_span(span: Span, code: str) -> None:
