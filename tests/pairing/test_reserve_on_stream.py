@@ -197,7 +197,7 @@ async def test_the_end_of_the_stream_ends_every_wait_at_once() -> None:
 
 
 async def test_an_answer_that_does_not_come_in_time_is_a_deadline() -> None:
-    async with pair(reserve_timeout_s=0.2) as (control, receiver):
+    async with pair(reserve_timeout_s=1.0) as (control, receiver):
         with pytest.raises(DeadlineExceededError):
             await ask(control, "wait")
         receiver.open.set()  # the late answer is nobody's
