@@ -19,7 +19,12 @@ def samples(arms: dict[str, float]) -> list[dict[str, object]]:
 
 def test_a_page_holds_what_was_measured_between_its_markers(tmp_path: Path) -> None:
     origin = provenance(["kv_page"])
-    transfer = {"ratio_by_size": {"shm": {"4": 0.5}}, "added_ms_4mb": 0.7, "reserve_ms_p50": 1.5}
+    transfer = {
+        "ratio_by_size": {"shm": {"4": 0.5}},
+        "added_ms_4mb": 0.7,
+        "reserve_ms_p50": 1.5,
+        "idle_thread_percent": 0.6,
+    }
     moved = samples({"shm@4 raw": 1.0, "shm@4 epd": 2.0})
     save(tmp_path, "kv_transfer", origin, transfer, moved)
     times = {
