@@ -49,6 +49,11 @@ class KvArrival:
             self._expected = writes_per_layer
             self._changed.notify_all()
 
+    @property
+    def expected_writes(self) -> int | None:
+        """How many WRITEs of single layers make everything complete; None while that is unknown."""
+        return None if self._expected is None else self._expected * len(self._writes)
+
     def end(self) -> None:
         """Nothing more comes; whoever waits for a layer waits in vain."""
         with self._changed:

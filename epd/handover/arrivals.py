@@ -86,13 +86,19 @@ class Arrivals:
 
 
 def _check_announced(lease: Lease, record: SealRecord) -> None:
-    """A token drawn after another first token than the seal's must not be used.
+    """A token drawn after another first token than the seal's, or over layers that were not there
+    yet because more WRITEs were to come than announced, must not be used.
 
     Raises:
-        DataLossError: they differ.
+        DataLossError: the seal says something else than the announcement.
     """
-    if lease.announced_token not in (None, record.first_token):
+    if lease.announced_token is None:
+        return
+    assert lease.arrival is not None
+    writes = lease.arrival.expected_writes
+    if (lease.announced_token, writes) != (record.first_token, record.write_count):
         raise DataLossError(
             f"transfer {lease.transfer_id} was announced with first token "
-            f"{lease.announced_token} and sealed with {record.first_token}"
+            f"{lease.announced_token} and {writes} WRITEs, and sealed with "
+            f"{record.first_token} and {record.write_count}"
         )

@@ -182,13 +182,16 @@ class KvReceiver:
         self, transfer_id: str, generation: int, first_token: int, writes_per_layer: int
     ) -> None:
         """Prefill has drawn the first token; so many WRITEs of each layer are all. A transfer that
-        is over, sealed or of another reservation is past caring.
+        is over, of another reservation, announced already or whose seal is here is past caring:
+        the seal is compared with what was announced once, when it comes.
         """
         lease = self.leases.get(transfer_id)
         if (
             lease is None
             or lease.arrival is None
             or lease.generation != generation
+            or lease.announced_token is not None
+            or lease.record is not None
             or lease.state not in (LeaseState.RESERVED, LeaseState.RECEIVING)
         ):
             return

@@ -118,20 +118,37 @@ async def test_checksums_hold_after_an_early_step_and_none_is_begun_in_a_pushed_
         await pair.idle()
 
 
-async def test_a_seal_with_another_first_token_than_announced_is_data_loss(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("wrong_token", "wrong_count"), [(1, 0), (0, -1)])
+async def test_a_seal_that_says_something_else_than_was_announced_is_data_loss(
+    model: Path, monkeypatch: pytest.MonkeyPatch, wrong_token: int, wrong_count: int
 ) -> None:
     async with engine_pair(model) as pair:
         truly = pair.receiver.announce
 
         def wrongly(name: str, generation: int, token: int, count: int) -> None:
-            truly(name, generation, token + 1, count)
+            truly(name, generation, token + wrong_token, count + wrong_count)
 
         monkeypatch.setattr(pair.receiver, "announce", wrongly)
         pair.faults.late[SEAL] = 0.2
         asked = pair.ask(WHOLE_BLOCKS, GREEDY)
         assert isinstance(await outcome(asked), DataLossError)
         assert asked.tokens == []
+        await pair.idle()
+
+
+async def test_an_announcement_that_comes_behind_the_seal_begins_nothing(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with engine_pair(model) as pair:
+
+        async def behind(name: str, generation: int, token: int, count: int) -> None:
+            await eventually(lambda: (one := pair.receiver.leases.get(name)) and one.record)
+            pair.receiver.announce(name, generation, token + 1, count)
+
+        monkeypatch.setattr(pair.control, "announce", behind)
+        pair.faults.late[LAST_LAYER] = 0.3  # the seal overtakes it
+        await answer(pair, WHOLE_BLOCKS, GREEDY)
+        assert early(pair) == (0, 0, 0)
         await pair.idle()
 
 
