@@ -273,11 +273,11 @@ class EngineCore:
         mail = self._inbox.take(wait=False)
         for sequence in mail.submitted:
             self._scheduler.add(sequence)
-        for sequence in filter(None, map(self._inbox.live, mail.sealed)):
-            self._scheduler.sealed(sequence)  # its blocks are to be freed here
         for sequence in self._inbox.all_live():
             if sequence.state < SequenceState.HELD:
                 try:
+                    if sequence.request_id in mail.sealed:
+                        self._scheduler.sealed(sequence)  # its blocks are to be freed here
                     self._scheduler.end(sequence)
                 except Exception:  # whatever broke before: everybody must still be told
                     logger.exception("the accounts of %s are lost", sequence.request_id)
