@@ -42,7 +42,6 @@ class EarlyOffer:
         self._make_request = make_request
         self._events: AsyncGenerator[EngineEvent, None] | None = None
         self._first: EngineEvent | None = None
-        self._refusal: EpdError | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "EarlyOffer":
@@ -54,14 +53,12 @@ class EarlyOffer:
         then owns the blocks too; None if it has not, and will not get it from here.
 
         Raises:
-            EpdError: the engine refuses the request, or has ended it; the blocks are the caller's.
+            EpdError: the engine has ended the request; the blocks are the caller's.
         """
         assert self._task is not None
         if self._events is None:
             self._task.cancel()
             return None
-        if self._refusal is not None:
-            raise self._refusal
         self._engine.engine.sealed(self._transfer_id)
         return self._follow(self._task, self._events)
 
@@ -87,8 +84,8 @@ class EarlyOffer:
         try:
             # Submits before it waits: nothing can come between lending and the engine.
             self._first = await anext(self._events)
-        except EpdError as error:
-            self._refusal = error
+        except EpdError:
+            self._events = None  # refused, as it will be once the KV is complete
         except TimeoutError:
             stuck = True  # in a step on the blocks: they stay set aside
             raise
