@@ -176,10 +176,11 @@ class Pairings:
             while True:
                 async with asyncio.timeout(self._terms.silence_s):
                     message = await context.read()
-                if not isinstance(message, decode_pb2.PairRequest):  # end of stream
-                    return
-                if message.HasField("reserve"):
-                    await answers.take(message.reserve)
+                    if not isinstance(message, decode_pb2.PairRequest):  # end of stream
+                        return
+                    if message.HasField("reserve"):
+                        # May write, to a peer that does not read.
+                        await answers.take(message.reserve)
         except TimeoutError:
             raise UnavailableError(
                 f"prefill was silent for {self._terms.silence_s} s", reason="PEER_SILENT"
