@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)
 
 
 class PushControl:
-    """Fail, Renew and Settle, each bounded in time; what decode must learn is told until it knows.
+    """Announce, Fail, Renew and Settle, each bounded in time; what decode must learn is told until
+    it knows.
 
     Lives on the event loop.
     """

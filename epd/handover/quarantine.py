@@ -37,7 +37,9 @@ class Quarantine:
         return self._leases.get(transfer_id)
 
     def add(self, lease: Lease) -> None:
-        """Takes over a lease: its writable blocks are set aside, the cached ones given back."""
+        """Takes over a lease: its writable blocks are set aside, the cached ones given back. A step
+        begun early may still read those; it does not write there, and its token is lost anyway.
+        """
         self._pool.free(lease.block_ids[: lease.cached_block_count])
         self._pool.quarantine(lease.writable_blocks)
         lease.state = LeaseState.QUARANTINED
