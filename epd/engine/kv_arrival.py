@@ -84,6 +84,11 @@ class KvArrival:
             return None
         return self._due_s(left)
 
+    def due_within(self, step_s: float) -> bool:
+        """Whether everything is predicted to be in place in less than so long."""
+        left_s = self.remaining_s()
+        return left_s is not None and left_s < step_s
+
     def in_time(self, step_s: float) -> bool:
         """Whether a step of so long, begun now, is predicted to wait at no layer."""
         if self.remaining_s() is None:

@@ -155,27 +155,24 @@ class Scheduler:
     def _schedule_early(self, plan: StepPlan) -> None:
         """First steps of sequences whose KV is still on its way, behind everybody else.
 
-        In company only one that is predicted to wait at no layer; alone one that is predicted to
-        wait for less than a step.
+        Those that are predicted to wait at no layer. Where there is nobody at all, one that is
+        predicted to wait for less than a step: alone, since in company nobody waits for it.
         """
         step_s = self.chunk_limit.decode_s
+        untried = [
+            (sequence, sequence.request.arrival)
+            for sequence in self._arriving
+            if sequence.early is None and sequence.request.arrival is not None
+        ]
+        ready = [sequence for sequence, arrival in untried if arrival.in_time(step_s)]
+        if not ready and not plan.runs:
+            ready = [sequence for sequence, arrival in untried if arrival.due_within(step_s)][:1]
         budget = self._config.token_budget - sum(run.end - run.start for run in plan.runs)
-        for sequence in self._arriving:
-            arrival = sequence.request.arrival
-            assert arrival is not None
-            if sequence.early is not None or len(plan.early) >= budget:
-                continue
-            if self._places_taken + len(plan.early) >= self._config.max_running:
-                return
-            if plan.runs or plan.early:
-                ready = arrival.in_time(step_s)
-            else:
-                left_s = arrival.remaining_s()
-                ready = left_s is not None and left_s < step_s
-            if ready and self._has_slot(sequence):
-                plan.early.append(
-                    ScheduledRun(sequence, sequence.computed_len, len(sequence.token_ids))
-                )
+        places = min(budget, self._config.max_running - self._places_taken)
+        for sequence in ready:
+            if len(plan.early) < places and self._has_slot(sequence):
+                run = ScheduledRun(sequence, sequence.computed_len, len(sequence.token_ids))
+                plan.early.append(run)
 
     def _has_slot(self, sequence: Sequence) -> bool:
         """Whether an early sequence's next token has one, taken from nobody."""

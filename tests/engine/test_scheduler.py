@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from epd.engine.block_pool import BlockPool
 from epd.engine.engine_config import EngineConfig
 from epd.engine.image_gate import ImageGate
+from epd.engine.kv_arrival import KvArrival
 from epd.engine.requests import EngineRequest, PromptImage, RequestMode, SamplingParams
 from epd.engine.scheduler import Scheduler, StepPlan
 from epd.engine.sequence import Sequence, SequenceState
@@ -160,6 +161,31 @@ def test_arrived_requests_join_before_the_queue_and_are_preempted_while_they_wai
     assert plan.admitted == [first]
     assert plan.preempted == [second], "the first needs a third block for its next token"
     assert lengths(plan) == {"a": 1}
+
+
+def arriving(name: str, length: int, pool: BlockPool, written: int) -> Sequence:
+    """A layer takes a second to come and ``written`` of eight are there."""
+    clock = [0]
+    arrival = KvArrival(8, lambda: clock[0])
+    for layer in range(written):
+        clock[0] += 10**9
+        arrival.note(range(layer, layer + 1))
+    arrival.expect(1)
+    request = dataclasses.replace(arrived(name, length, pool).request, arrival=arrival)
+    return Sequence(request, arrived_ns=0)
+
+
+def test_who_may_have_to_wait_for_its_kv_begins_early_only_when_alone() -> None:
+    scheduler, pool = make()
+    for _ in range(2):
+        scheduler.chunk_limit.observe(1, 0, 4.2)
+    for name, written in (("waits", 4), ("here", 8)):
+        scheduler.add(arriving(name, 6, pool, written))
+    for name in ("here", "waits"):
+        plan = scheduler.schedule()
+        assert [run.sequence.request_id for run in plan.early] == [name]
+        plan.early[0].sequence.early = False  # tried
+    assert not scheduler.schedule().early
 
 
 def test_a_known_prefix_is_computed_once_but_for_the_last_token() -> None:
