@@ -20,7 +20,7 @@ test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not full" -n 2 $(PYTEST)
 
 test-full: lint
-	EPD_TEST_FULL=1 $(BIN)/pytest --summary-file docs/test-full.txt $(PYTEST)
+	EPD_TEST_FULL=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --summary-file=docs/test-full.txt $(PYTEST)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
