@@ -7,11 +7,22 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.shared_fleets import SharedFleets
 
 SUMMARY_OPTION = "--summary-file"
 NOTES = pytest.StashKey[list[str]]()
+
+# How long an example takes says nothing on a machine that others use too, and outside a full run
+# the same examples are drawn each time: a new counterexample is no reason for a red build.
+settings.register_profile(
+    "epd",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=os.environ.get("EPD_TEST_FULL") != "1",
+)
+settings.load_profile("epd")
 
 
 def pytest_addoption(parser):
