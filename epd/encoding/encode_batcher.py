@@ -145,7 +145,6 @@ class EncodeBatcher:
             torch.set_num_threads(self._config.threads)
             while self._next_batch():
                 self._run(self._running)
-                self._running = []
             self._fail_all(UnavailableError("the encoder has stopped", reason="ENCODER_STOPPED"))
         except BaseException as error:
             logger.critical("the encode batcher died", exc_info=error)
@@ -178,6 +177,7 @@ class EncodeBatcher:
         started_ns = time.monotonic_ns()
         errors = self._encode(jobs)
         ended_ns = time.monotonic_ns()
+        self._running = []  # first: who has an outcome may look at the load at once
         self._deliver(
             [
                 EncodeOutcome(job, error, started_ns, ended_ns)

@@ -32,8 +32,8 @@ from tests.encoder.test_service import Client, start_encoder
 #: Images the encoder takes; each is a forward pass of its own and takes some tenths of a second.
 PENDING = 12
 TOWER = Tower(depth=8, image_side=392)
-#: A router's defaults.
-TIMINGS = WatchTimings(silence_s=3.0, backoff_s=0.1, max_backoff_s=1.0, leave_grace_s=5.0)
+#: A router's defaults, but for a machine where a process may be held up for seconds.
+TIMINGS = WatchTimings(silence_s=10.0, backoff_s=0.1, max_backoff_s=1.0, leave_grace_s=5.0)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,10 @@ async def watching(service: ServiceProcess) -> AsyncIterator[WorkerRegistry]:
 async def test_a_saturated_encoder_refuses_at_once_and_is_alive_to_everybody(
     client: Client, service: ServiceProcess
 ) -> None:
-    """Times are compared with the time its queue takes: whatever waited behind it takes that."""
+    """Times are compared with the time its queue takes: whatever waited behind it takes that.
+
+    Two of some hundred may have met a moment in which the machine stood still.
+    """
     files = [encoded(picture(TOWER.image_side, TOWER.image_side, n), "PNG") for n in range(99)]
     health = health_pb2_grpc.HealthStub(client.channel)
     probes: list[float] = []
@@ -115,9 +118,8 @@ async def test_a_saturated_encoder_refuses_at_once_and_is_alive_to_everybody(
         assert registry.available(Role.ENCODER) == [worker]  # the same one: it was never given up
         await client.release(await backlog)
     assert reasons == {""}
-    assert max(probes) < backlog_s / 2
+    assert sorted(probes)[-3] < backlog_s / 4
     assert sorted(probes)[len(probes) // 2] < backlog_s / PENDING
     # What was refused has left nothing behind, and there is room again.
     await client.release(await client.encode(files[PENDING]))
-    load = await client.load()
-    assert (load.open_transfers, load.waiting_requests, load.running_requests) == (0, 0, 0)
+    await client.everything_comes_back()

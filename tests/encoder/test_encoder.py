@@ -1,6 +1,7 @@
 """The whole way of an image inside one process: real model, real worker process, real memory."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, Qwen2VLForConditionalGeneration
 
-from epd.encoding.encode_batcher import EncodeJob
+from epd.encoding.embedding_maker import EmbeddingMaker
+from epd.encoding.encode_batcher import EncodeJob, EncodeOutcome
 from epd.encoding.encode_events import ImageInput, ImagePlanned
 from epd.errors import (
     InvalidRequestError,
@@ -86,3 +88,19 @@ async def test_images_of_several_calls_share_forward_passes(
     assert sum(watched.calls) == 7
     assert max(watched.calls) > 1
     assert max(watched.calls) <= 4
+
+
+async def test_an_image_whose_outcome_is_told_does_not_count_as_running(
+    make_encoder: MakeEncoder, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running: list[int] = []
+    deliver = EmbeddingMaker._deliver
+
+    def noted(maker: EmbeddingMaker, outcomes: Sequence[EncodeOutcome]) -> None:
+        running.append(maker.batcher.running_images)
+        deliver(maker, outcomes)
+
+    monkeypatch.setattr(EmbeddingMaker, "_deliver", noted)
+    encoder = await make_encoder()
+    await caller.encode(encoder, file(0))
+    assert running == [0]

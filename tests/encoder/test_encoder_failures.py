@@ -12,6 +12,8 @@ from epd.encoding.encode_batcher import EncodeJob
 from epd.encoding.encode_events import ImagePlanned
 from epd.encoding.encoder import Encoder
 from epd.encoding.encoding_config import EncodingConfig
+from epd.encoding.production import Production
+from epd.encoding.productions import Productions
 from epd.engine.families.base import PixelInput
 from epd.errors import (
     DeadlineExceededError,
@@ -150,8 +152,21 @@ async def test_one_failing_image_does_not_take_its_batch_neighbours_down(
 
 
 async def test_hung_tower_fails_the_waiters_in_time(
-    make_encoder: MakeEncoder, caller: Caller, watched: Watched
+    make_encoder: MakeEncoder,
+    caller: Caller,
+    watched: Watched,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    give_up = Productions._give_up
+
+    def once_it_is_in_the_tower(productions: Productions, production: Production) -> None:
+        if watched.calls:
+            give_up(productions, production)
+        else:  # this machine was too slow to bring it there in time
+            loop = asyncio.get_running_loop()
+            loop.call_later(0.01, once_it_is_in_the_tower, productions, production)
+
+    monkeypatch.setattr(Productions, "_give_up", once_it_is_in_the_tower)
     watched.gate.clear()  # for as long as the test likes
     encoder = await make_encoder(watched, encode_timeout_s=0.5)
     with pytest.raises(DeadlineExceededError, match=r"images\[0\]: not encoded within 0.5 s"):
@@ -172,6 +187,7 @@ async def test_dead_batcher_thread_fails_all_calls_and_reports(
         *(caller.encode(encoder, file(seed)) for seed in range(3)), return_exceptions=True
     )
     assert all(isinstance(one, UnavailableError) for one in results)
+    await until(lambda: bool(causes))  # told on its own, after the calls have failed
     assert isinstance(causes[0], SystemExit)
     with pytest.raises(UnavailableError):
         await caller.encode(encoder, file(9))
@@ -187,7 +203,8 @@ async def test_stop_fails_what_is_left(
     calls = [asyncio.create_task(caller.encode(encoder, file(seed))) for seed in range(5)]
     await until(lambda: bool(watched.calls) and encoder.stats().open_leases == 5)
     stopping = asyncio.create_task(encoder.stop())
-    await asyncio.sleep(0)
+    # With the gate open sooner, the tower might get through with all of them first.
+    await until(lambda: encoder._maker.batcher._stopping)
     watched.gate.set()
     await stopping
     results = await asyncio.gather(*calls, return_exceptions=True)

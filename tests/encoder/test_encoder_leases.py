@@ -1,10 +1,10 @@
 """Memory with a lease: renewed, expired, released, quarantined."""
 
 import asyncio
-import time
 
 import pytest
 
+from epd.encoding.embedding_store import EXPIRY_PERIOD_S
 from epd.errors import (
     NotFoundError,
 )
@@ -19,18 +19,25 @@ async def test_lease_of_a_reader_expires_into_quarantine_and_then_frees(
     encoder = await make_encoder(
         embedding_cache_bytes=0, embedding_lease_s=1.5, embedding_hold_s=2.0
     )
+    now_s = 0.0
+    encoder._store.leases._clock = lambda: now_s  # stands still while this machine does
     answer = await caller.encode(encoder, file(0))
     assert encoder.stats().in_use_bytes == ONE
-    end = time.monotonic() + 2.0  # longer than the lease
-    while time.monotonic() < end:
-        await asyncio.sleep(0.1)
+    for _ in range(3):  # longer than the lease
+        now_s += 1.0
+        await asyncio.sleep(2 * EXPIRY_PERIOD_S)
         assert encoder.renew(answer.handle_ids, reading=True) == []
+    now_s += 1.6
     await until(lambda: encoder.stats().quarantined_bytes == ONE)
     assert encoder.stats().in_use_bytes == 0
     assert encoder.renew(answer.handle_ids) == answer.handle_ids
     assert (encoder.stats().expired_leases, encoder.stats().unknown_renewals) == (1, 1)
     with pytest.raises(NotFoundError):
         encoder.embedding(answer.handle_ids[0])
+    now_s += 1.9
+    await asyncio.sleep(2 * EXPIRY_PERIOD_S)
+    assert encoder.stats().quarantined_bytes == ONE
+    now_s += 0.2
     await until(lambda: encoder.stats().quarantined_bytes == 0)
     assert encoder.stats().used_bytes == 0
 

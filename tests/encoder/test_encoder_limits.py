@@ -15,11 +15,12 @@ from tests.encoder.watched import ONE, Watched, file, memory, until
 
 
 async def test_f26_all_images_of_a_call_get_memory_or_none(
-    make_encoder: MakeEncoder, caller: Caller
+    make_encoder: MakeEncoder, caller: Caller, watched: Watched
 ) -> None:
     """N calls of two images, memory for N images: some are refused, none waits for another."""
     n = 6
-    encoder = await make_encoder(embedding_cache_bytes=0, embedding_working_bytes=n * ONE)
+    watched.gate.clear()  # the first ones hold their memory until another has asked
+    encoder = await make_encoder(watched, embedding_cache_bytes=0, embedding_working_bytes=n * ONE)
     idle = memory(encoder.stats())
     pairs = [(file(2 * k), file(2 * k + 1)) for k in range(n)]
     refused: list[ResourceExhaustedError] = []
@@ -30,6 +31,7 @@ async def test_f26_all_images_of_a_call_get_memory_or_none(
                 answer = await caller.encode(encoder, *pair)
             except ResourceExhaustedError as error:
                 refused.append(error)
+                watched.gate.set()
                 await asyncio.sleep(error.retry_after_s)
                 continue
             encoder.release(answer.handle_ids, settled=True)

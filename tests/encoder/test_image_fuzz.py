@@ -71,14 +71,14 @@ def test_headers_of_mutated_files_are_read_or_refused_quickly() -> None:
     limits = ImageLimits()
     slowest_s = 0.0
     for data in files(1, COUNT * 5):
-        started = time.perf_counter()
+        started = time.thread_time()  # what it computes, however busy the machine is
         try:
             header = read_header(data, limits, "images[0]")
         except InvalidRequestError as error:
             assert error.field == "images[0]"  # noqa: PT017
         else:
             assert header.width * header.height <= limits.max_pixels
-        slowest_s = max(slowest_s, time.perf_counter() - started)
+        slowest_s = max(slowest_s, time.thread_time() - started)
     assert slowest_s < 2.0
 
 

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import io
 import os
 import signal
@@ -42,16 +43,13 @@ async def pool(model_folder: Path) -> AsyncIterator[PreprocessPool]:
     await pool.stop()
 
 
-def slow_file() -> bytes:
-    """49 megapixels in few bytes: takes most of a second."""
-    return encoded(Image.new("RGB", (7000, 7000)), "PNG")
-
-
 def worker_processes() -> list[psutil.Process]:
-    children = [
-        child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE
-    ]
-    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # gone meanwhile, or a zombie
+            if "spawn_main" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 async def test_pixels_equal_the_plain_processor(pool: PreprocessPool, model_folder: Path) -> None:
@@ -90,19 +88,17 @@ async def test_crash_fails_only_its_image_and_the_process_is_replaced(model_fold
     pool = PreprocessPool(PreprocessConfig(model_folder, processes=2))
     await pool.start()
     try:
-        spent = {worker: sum(worker.cpu_times()[:2]) for worker in worker_processes()}
-        victim = asyncio.create_task(pool.process(slow_file(), "images[0]"))
-        busy = None
-        async with asyncio.timeout(30):
-            while busy is None:
-                await asyncio.sleep(0.01)
-                found = [one for one in spent if sum(one.cpu_times()[:2]) > spent[one] + 0.05]
-                busy = found[0] if found else None
-        other = asyncio.create_task(pool.process(FILES["large"], "images[1]"))
-        busy.send_signal(signal.SIGKILL)
-        with pytest.raises(InternalError, match=r"crashed on images\[0\]"):
-            await victim
+        doomed, _ = worker_processes()
+        doomed.send_signal(signal.SIGSTOP)  # has its image until it is killed
+        images = {
+            asyncio.create_task(pool.process(FILES["large"], f"images[{n}]")): n for n in range(2)
+        }
+        done, left = await asyncio.wait(images, return_when=asyncio.FIRST_COMPLETED)
+        (other,), (victim,) = done, left
         assert (await other).arrays
+        doomed.send_signal(signal.SIGKILL)
+        with pytest.raises(InternalError, match=rf"crashed on images\[{images[victim]}\]"):
+            await victim
         for _ in range(4):
             await pool.process(FILES["PNG"], "images[0]")
         assert pool.restarts == 1
@@ -118,6 +114,8 @@ async def test_hung_process_is_killed_after_the_timeout(model_folder: Path) -> N
         worker.send_signal(signal.SIGSTOP)
         with pytest.raises(DeadlineExceededError, match=r"longer than 3 s"):
             await pool.process(FILES["PNG"], "images[0]")
+        # The next one must not meet that timeout for a machine that stands still for a moment.
+        pool._lanes[0]._config = PreprocessConfig(model_folder)
         assert (await pool.process(FILES["PNG"], "images[0]")).arrays
     finally:
         await pool.stop()
@@ -160,7 +158,7 @@ async def test_cancelled_caller_leaves_at_once_and_frees_its_process(pool: Prepr
     job = asyncio.create_task(pool.process(FILES["large"], "images[0]"))
     await asyncio.sleep(0.1)
     job.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):  # the timeout is 30 s
         with pytest.raises(asyncio.CancelledError):
             await job
     worker.send_signal(signal.SIGCONT)

@@ -37,7 +37,7 @@ from tests.encoder.pictures import encoded, picture
 from tests.encoder.test_image_reader import BAD_FILES
 from tests.support.tiny_model import make_tiny_llama
 
-FLAGS = ("--follow-stdin", "--drain-notice-s=0.1", "--drain-grace-s=5", "--embedding-hold-s=2")
+FLAGS = ("--follow-stdin", "--drain-notice-s=0.1", "--drain-grace-s=5")
 
 
 def start_encoder(folder: Path, logs: Path, *flags: str, otlp: str = "") -> ServiceProcess:

@@ -14,7 +14,7 @@ from tests.encoder.pictures import encoded, picture
 #: Bytes of the embedding of a 112 x 112 picture: 4 x 4 tokens of 128 float32.
 ONE = 16 * 128 * 4
 #: Ends a test that forgot to open the gate; no test waits for it.
-GATE_TIMEOUT_S = 60.0
+GATE_TIMEOUT_S = 120.0
 
 
 def file(seed: int) -> bytes:
@@ -48,7 +48,7 @@ class Watched:
         return [self.bend(embedding) for embedding in self.vision.encode(images)]
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Waits for a state that must come; the bound is for a machine that is busy elsewhere."""
     async with asyncio.timeout(timeout_s):
         while not condition():
