@@ -6,6 +6,7 @@ continued elsewhere can be compared with one that was not.
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -31,6 +32,7 @@ from epd.v1 import (
     worker_pb2_grpc,
 )
 from tests.router.model_folder import CONTEXT_LENGTH, END, IMAGE, token_ids
+from tests.support.kept_port import keep_port
 
 ANSWER = token_ids("the quick brown fox jumps over the lazy dog. " * 20)
 PLACEHOLDERS = (IMAGE,) * 5
@@ -70,6 +72,8 @@ class FakeWorker:
         self.instance_id = new_id()
         self.calls: Counter[str] = Counter()
         self.open_calls = 0
+        #: Load reports sent on all streams together.
+        self.reports = 0
         self.answer = ANSWER
         self.time_left_s: list[float] = []
         self.traceparents: list[str] = []
@@ -97,11 +101,12 @@ class FakeWorker:
         self.alive.set()
         #: Streams prefix-cache changes; None: the worker tells nothing.
         self.kv_events = kv_events
-        #: Raised instead of doing the main call, as often as it is listed.
-        self.failures: list[EpdError] = []
+        #: Raised instead of doing the main call, as often as it is listed; None lets one through.
+        self.failures: list[EpdError | None] = []
         self.worker_service = _HangingWorkerService(self)
         self._host = host
         self._port = port
+        self._kept: socket.socket | None = None
 
     @property
     def address(self) -> str:
@@ -120,7 +125,10 @@ class FakeWorker:
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self.worker_service, self.server)
         self.add_service()
-        self._port = self.server.add_insecure_port(self.address)
+        if not self._port:  # to be the same after a restart
+            self._kept = keep_port(self.address)
+            self._port = self._kept.getsockname()[1]
+        self.server.add_insecure_port(self.address)
         await self.server.start()
         await self.set_health(True)
 
@@ -157,8 +165,8 @@ class FakeWorker:
         assert handler is not None
         self._handlers.add(handler)
         try:
-            if self.failures:
-                await abort(context, self.failures.pop(0), "")
+            if self.failures and (failure := self.failures.pop(0)) is not None:
+                await abort(context, failure, "")
             yield
         except asyncio.CancelledError:
             if self._breaking is None:
@@ -198,6 +206,7 @@ class _HangingWorkerService(WorkerServicer):
     async def WatchLoad(self, request: Any, context: Any) -> AsyncIterator[Any]:
         async for report in super().WatchLoad(request, context):
             await self._worker.alive.wait()
+            self._worker.reports += 1
             yield report
 
 
@@ -215,6 +224,8 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
         self.held: set[str] = set()
         self.settled: list[bool] = []
         self.seen: list[bytes] = []
+        #: Calls of which every image has been planned and none is ready.
+        self.encoding = 0
         self.renewals = 0
 
     def add_service(self) -> None:
@@ -238,9 +249,13 @@ class FakeEncoder(FakeWorker, encoder_pb2_grpc.EncoderServiceServicer):
                         handle=handle,
                     )
                 )
-            await asyncio.sleep(self.encode_s)
-            while not self.ready_when():
-                await asyncio.sleep(0.005)
+            self.encoding += 1
+            try:
+                await asyncio.sleep(self.encode_s)
+                while not self.ready_when():
+                    await asyncio.sleep(0.005)
+            finally:
+                self.encoding -= 1
             for image in request.images:
                 yield encoder_pb2.EncodeResponse(
                     ready=encoder_pb2.Ready(

@@ -25,7 +25,8 @@ from services.router.config import RouterConfig
 from tests.router.fake_workers import FakeDecode, FakeEncoder, FakePrefill, FakeWorker, answer_token
 from tests.support.answer import collect
 
-#: Quick reactions, so that tests need not wait.
+#: Quick reactions, so that tests need not wait; patience where one that runs out because this
+#: process stands still for some seconds would change the outcome.
 FAST = {
     "worker-wait-s": "30",
     "worker-patience-s": "0.3",
@@ -36,6 +37,8 @@ FAST = {
     "drain-grace-s": "0",
     "retry-backoff-s": "0.01",
     "discovery-period-s": "0.05",
+    "control-timeout-s": "30",
+    "prefill-linger-s": "30",
 }
 
 
@@ -133,6 +136,29 @@ async def eventually(condition: Callable[[], bool], within_s: float = 15.0) -> N
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+async def lapse(seconds: float) -> None:
+    """Lets time pass in which something would happen.
+
+    In slices: while this process stands still nothing can happen, and that counts as one of them.
+    """
+    for _ in range(20):
+        await asyncio.sleep(seconds / 20)
+
+
+async def load_is_read(*workers: FakeWorker) -> None:
+    """Waits until the router has read what these workers report now.
+
+    Each sends its next report some time after the one before has gone out, and all that is read and
+    sent here goes through one event loop.
+    """
+    before = [worker.reports for worker in workers]
+    await eventually(
+        lambda: all(
+            worker.reports >= seen + 4 for worker, seen in zip(workers, before, strict=True)
+        )
+    )
 
 
 def answer_of(seed: int, length: int) -> list[int]:

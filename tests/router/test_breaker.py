@@ -109,14 +109,16 @@ async def test_a_worker_that_fails_everything_gets_one_request_per_probe_time(
     broken.failures = [UnavailableError("broken")] * 1000
     workers = [*fleet.workers, broken]
     settings = {"breaker_faults": "3", "breaker_open_s": "600"}
-    async with (
-        running(*workers),
-        router(model, workers, **settings) as served,
-        asyncio.TaskGroup() as group,
-    ):
-        for _ in range(60):
-            group.create_task(collect(served.stub.Generate(request(max_tokens=2))))
-            await asyncio.sleep(0.01)
+    slots = asyncio.Semaphore(6)  # so many may be on their way there before the first has failed
+    async with running(*workers), router(model, workers, **settings) as served:
+
+        async def ask() -> None:
+            async with slots:
+                await collect(served.stub.Generate(request(max_tokens=2)))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(60):
+                group.create_task(ask())
     assert broken.calls["Prefill"] < 15
     assert fleet.prefill.calls["Prefill"] == 60
 

@@ -10,7 +10,7 @@ from epd.telemetry.prometheus import scrape
 from services.router.disaggregation import Costs, Hysteresis, Way, local_cost_s, remote_cost_s
 from tests.router.conftest import Fleet
 from tests.router.fake_workers import FakeDecode, FakePrefill
-from tests.router.harness import answer_of, request, router, running
+from tests.router.harness import answer_of, load_is_read, request, router, running
 from tests.router.test_telemetry import record, spans_by_name
 from tests.support.answer import collect
 
@@ -47,7 +47,7 @@ async def test_an_idle_decode_worker_prefills_by_itself_and_a_busy_one_is_spared
     settings = {"disaggregation_mode": mode, "metrics_port": "0"}
     async with running(*workers), router(model, workers, **settings) as served:
         exporter = record(served)
-        await asyncio.sleep(0.2)  # a load report
+        await load_is_read(decode)
         answer = await collect(served.stub.Generate(request("a prompt", seed=3)))
         assert answer.token_ids == answer_of(3, 8)
         attributes = dict((await spans_by_name(exporter))[f"chat {model.name}"].attributes or {})

@@ -8,7 +8,15 @@ from typing import Any
 from epd.v1 import router_pb2
 from tests.router.conftest import Fleet
 from tests.router.fake_workers import FakePrefill
-from tests.router.harness import RunningRouter, eventually, request, router, running
+from tests.router.harness import (
+    RunningRouter,
+    eventually,
+    lapse,
+    load_is_read,
+    request,
+    router,
+    running,
+)
 from tests.support.answer import collect
 
 OVERLAP = {"encode_overlap": "true"}
@@ -55,7 +63,7 @@ async def test_a_prefill_worker_with_a_prompt_is_sent_nothing_before_it_can_comp
             collect(served.stub.Generate(request("hi", [b"a"], max_tokens=2)))
         )
         await eventually(lambda: bool(fleet.encoder.seen))
-        await asyncio.sleep(0.3)  # it would go there at once
+        await lapse(0.3)  # it would go there at once
         assert not image_requests(fleet.prefill)
         ready.set()
         await asked
@@ -67,7 +75,7 @@ async def test_a_prefill_worker_with_a_prompt_is_sent_nothing_before_it_can_comp
 async def test_work_of_other_routers_counts(model: Path, fleet: Fleet) -> None:
     fleet.prefill.load.running_requests = 5
     async with running(*fleet.workers), router(model, fleet.workers, **OVERLAP) as served:
-        await asyncio.sleep(0.2)  # a load report
+        await load_is_read(fleet.prefill)
         await collect(served.stub.Generate(request("hi", [b"a"], max_tokens=2)))
     (sent,) = image_requests(fleet.prefill)
     assert not sent.images[0].pending
@@ -80,7 +88,7 @@ async def test_of_many_at_once_one_per_idle_worker_begins(model: Path, fleet: Fl
     ready = asyncio.Event()
     fleet.encoder.ready_when = ready.is_set
     for prefill in prefills:
-        prefill.prefill_s = 1.0
+        prefill.token_s = 1e-6
     workers = [*fleet.workers, second]
     async with running(*workers), router(model, workers, **OVERLAP) as served:
         calls = [
@@ -89,10 +97,11 @@ async def test_of_many_at_once_one_per_idle_worker_begins(model: Path, fleet: Fl
             )
             for n in range(8)
         ]
-        await eventually(lambda: len(fleet.encoder.seen) == 8)
-        await eventually(lambda: all(image_requests(prefill) for prefill in prefills))
-        await asyncio.sleep(0.2)
-        assert [len(image_requests(prefill)) for prefill in prefills] == [1, 1]
+        async with prefills[0].engine, prefills[1].engine:  # neither is done with its first one
+            await eventually(lambda: len(fleet.encoder.seen) == 8)
+            await eventually(lambda: all(image_requests(prefill) for prefill in prefills))
+            await lapse(0.2)
+            assert [len(image_requests(prefill)) for prefill in prefills] == [1, 1]
         ready.set()
         await asyncio.gather(*calls)
     pending = [one.images[0].pending for prefill in prefills for one in image_requests(prefill)]
@@ -113,7 +122,7 @@ async def test_time_in_which_images_are_planned_and_no_decode_worker_is_there_co
             collect(served.stub.Generate(request("hi", [b"a"], max_tokens=2)))
         )
         await eventually(lambda: bool(fleet.encoder.seen))
-        await asyncio.sleep(1.0)
+        await lapse(1.0)
         await fleet.decode.set_health(True)
         completion = (await asked).completion
     stages = {timing.stage: timing.duration_ns for timing in completion.timings}

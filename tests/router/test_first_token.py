@@ -7,7 +7,7 @@ from pathlib import Path
 
 from epd.v1 import router_pb2
 from tests.router.conftest import Fleet
-from tests.router.harness import request, router, running
+from tests.router.harness import eventually, request, router, running
 from tests.router.model_folder import END
 from tests.support.answer import collect
 
@@ -66,5 +66,5 @@ async def test_when_the_first_token_ends_the_answer_decode_is_cancelled(
         assert tokens == [END]
         assert response.completion.finish_reason == 1
         assert response.completion.usage.completion_tokens == 1
-    assert fleet.decode.open_calls == 0
+        await eventually(lambda: fleet.decode.open_calls == 0)
     assert fleet.decode.emitted == 0

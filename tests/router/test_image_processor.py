@@ -105,5 +105,6 @@ async def test_an_image_that_was_hashed_for_other_settings_never_meets_these(
         error = await failure(call)
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert not odd.seen
+        await until_refused(served, fleet.encoder, second)
         await collect(served.stub.Generate(request("hi", [b"image"], max_tokens=1)))
         assert odd.seen == [image_digest("d1", "p2", b"image")]

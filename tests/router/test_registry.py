@@ -21,7 +21,7 @@ from tests.router.harness import eventually, running
 
 #: Bound on states that must come, on a machine that is busy elsewhere.
 WITHIN_S = 15.0
-TIMINGS = WatchTimings(silence_s=0.5, backoff_s=0.02, max_backoff_s=0.1, leave_grace_s=5.0)
+TIMINGS = WatchTimings(silence_s=2.0, backoff_s=0.02, max_backoff_s=0.1, leave_grace_s=5.0)
 
 
 class Names:
@@ -73,13 +73,13 @@ async def test_how_images_are_read_is_known_while_no_encoder_is_there() -> None:
     names = Names()
     names.records = {"127.0.0.2"}
     async with registry(names, port) as found:
-        assert await found.wait_until(lambda: len(found.available(Role.DECODE)) == 1, 2.0)
+        assert await found.wait_until(lambda: len(found.available(Role.DECODE)) == 1, WITHIN_S)
         assert found.model().processor_digest == ""
         names.records = {"127.0.0.1", "127.0.0.2"}
-        assert await found.wait_until(lambda: len(found.available(Role.DECODE)) == 2, 2.0)
+        assert await found.wait_until(lambda: len(found.available(Role.DECODE)) == 2, WITHIN_S)
         assert found.model().processor_digest == "p1"
         names.records = {"127.0.0.2"}
-        assert await found.wait_until(lambda: len(found.available(Role.DECODE)) == 1, 2.0)
+        assert await found.wait_until(lambda: len(found.available(Role.DECODE)) == 1, WITHIN_S)
         assert found.model().processor_digest == "p1"
     await asyncio.gather(reader.stop(), other.stop())
 

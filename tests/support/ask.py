@@ -29,7 +29,7 @@ async def ask(
     channel: grpc.aio.Channel,
     request: router_pb2.GenerateRequest,
     *,
-    timeout_s: float = 60.0,
+    timeout_s: float = 200.0,
     metadata: Mapping[str, str] | None = None,
 ) -> Answer:
     """The whole answer. Raises grpc.aio.AioRpcError."""

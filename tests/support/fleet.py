@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from epd.telemetry.otlp_receiver import OtlpReceiver
 from epd.telemetry.prometheus import Scrape, scrape
 from epd.telemetry.received_span import ReceivedSpan
 from epd.telemetry.span_store import SpanStore
+from tests.support.kept_port import keep_port
 
 #: Short, so that tests see the end of a quarantine.
 QUARANTINE_HOLD_S = 2.0
@@ -27,11 +29,15 @@ READY_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 60.0
 #: For states that must come; far below what a leak would wait for.
 WITHIN_S = 15.0
-#: Whoever waited for one of these times instead of being told would wait long.
+#: Until what earlier tests have left is over; above every lease.
+IDLE_WITHIN_S = 90.0
+SCRAPE_TIMEOUT_S = 60.0
+#: Whoever waited for one of these times instead of being told would wait long. None of them runs
+#: out because a busy machine stands still for some seconds.
 PATIENT = {
-    "prefill": ("--pair-silence-s=10",),
+    "prefill": ("--pair-silence-s=10", "--control-timeout-s=30"),
     "decode": ("--pair-silence-s=10", "--progress-timeout-s=60"),
-    "router": ("--worker-silence-s=10",),
+    "router": ("--worker-silence-s=10", "--control-timeout-s=30", "--prefill-linger-s=30"),
 }
 
 
@@ -43,6 +49,8 @@ class Level:
     quarantined_blocks: float
     free_and_quarantined_bytes: float
     quarantined_bytes: float
+    pinned_blocks: float
+    pinned_bytes: float
     running: float
     waiting: float
     open_transfers: float
@@ -56,16 +64,25 @@ class Level:
 
         quarantined_blocks = gauge(semconv.KV_BLOCK_QUARANTINED)
         quarantined_bytes = gauge(semconv.EMBEDDING_BYTES_QUARANTINED, "_bytes")
+        blocks = gauge(semconv.KV_BLOCK_FREE) + quarantined_blocks
+        byte_count = gauge(semconv.EMBEDDING_BYTES_FREE, "_bytes") + quarantined_bytes
         return cls(
-            free_and_quarantined_blocks=gauge(semconv.KV_BLOCK_FREE) + quarantined_blocks,
+            free_and_quarantined_blocks=blocks,
             quarantined_blocks=quarantined_blocks,
-            free_and_quarantined_bytes=gauge(semconv.EMBEDDING_BYTES_FREE, "_bytes")
-            + quarantined_bytes,
+            free_and_quarantined_bytes=byte_count,
             quarantined_bytes=quarantined_bytes,
+            pinned_blocks=gauge(semconv.KV_BLOCK_LIMIT) - blocks,
+            pinned_bytes=gauge(semconv.EMBEDDING_BYTES_LIMIT, "_bytes") - byte_count,
             running=gauge(semconv.REQUEST_RUNNING),
             waiting=gauge(semconv.REQUEST_WAITING),
             open_transfers=gauge(semconv.TRANSFER_OPEN),
         )
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs, waits or is under way, and no memory is in use."""
+        work = self.running or self.waiting or self.open_transfers
+        return not (work or self.pinned_blocks or self.pinned_bytes)
 
     def is_back_at(self, idle: "Level") -> bool:
         """Free plus quarantined as when idle; queues and transfers not above it."""
@@ -87,6 +104,8 @@ class TestFleet(Fleet):
         super().__init__(plan, log_folder, otlp_endpoint=endpoint, ready_timeout_s=READY_TIMEOUT_S)
         #: Every span the fleet has exported.
         self.spans = spans
+        #: By process that was killed, until it is ready again.
+        self._ports: dict[str, socket.socket] = {}
 
     def process(self, name: str) -> ServiceProcess:
         """A process by name, such as ``decode-0``."""
@@ -97,20 +116,28 @@ class TestFleet(Fleet):
         self.processes[name].send_signal(number)
 
     def kill_one(self, name: str) -> None:
-        """A crash: SIGKILL, gone when this returns."""
-        self.processes[name].kill()
+        """A crash: SIGKILL, gone when this returns. Its port stays its own."""
+        process = self.processes[name]
+        process.kill()
+        self._ports.setdefault(name, keep_port(process.address))
 
     def restart(self, name: str) -> ServiceProcess:
         """Starts an ended process again, on the same port."""
         process = self.processes[name]
         assert not process.running, f"{name} still runs"
-        process.restart_on(process.address)
-        process.wait_ready(self._ready_timeout_s)
+        with self._ports.pop(name, None) or keep_port(process.address):
+            process.restart_on(process.address)
+            process.wait_ready(self._ready_timeout_s)
         return process
+
+    def free_ports(self) -> None:
+        """Gives up the ports of processes that were killed."""
+        for kept in self._ports.values():
+            kept.close()
 
     def scrape(self, name: str) -> Scrape:
         """The metrics of a process now."""
-        return scrape(self.processes[name].metrics_address)
+        return scrape(self.processes[name].metrics_address, SCRAPE_TIMEOUT_S)
 
     def levels(self) -> dict[str, Level]:
         """Levels of all running processes by name."""
@@ -121,11 +148,23 @@ class TestFleet(Fleet):
         }
 
     def idle_level(self) -> dict[str, Level]:
-        """The levels with no request in the system: take it before the first one."""
-        found = self.levels()
-        busy = {name: level for name, level in found.items() if level.running or level.waiting}
-        assert not busy, f"not idle: {busy}"
-        return found
+        """The levels with no request in the system: take it before the first one.
+
+        Waits for the end of earlier ones: an answer ends before its workers are done with it.
+        """
+        last: dict[str, Level] = {}
+
+        def changing() -> dict[str, object]:
+            nonlocal last
+            before, last = last, self.levels()
+            return {
+                name: level
+                for name, level in last.items()
+                if not level.is_idle or level != before.get(name)
+            }
+
+        _until(changing, time.monotonic() + IDLE_WITHIN_S, "not idle")
+        return last
 
     def assert_back_to_idle(
         self,
@@ -252,6 +291,7 @@ def fleet_of(
             raise
         finally:
             fleet.kill()
+            fleet.free_ports()
             _until(fleet.left_behind, time.monotonic() + 20.0, "processes left behind")
 
 
