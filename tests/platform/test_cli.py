@@ -23,7 +23,7 @@ def epd(*arguments, tmp_path, **environment):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
         env={"PATH": "/usr/bin:/bin", "EPD_STATE": str(tmp_path), "COLUMNS": "200", **environment},
     )
 
@@ -139,7 +139,8 @@ class Router(router_pb2_grpc.RouterServiceServicer):
         )
 
 
-async def test_status_shows_what_workers_tell_and_what_is_known_of_the_silent_ones():
+async def test_status_shows_what_workers_tell_and_what_is_known_of_the_silent_ones(monkeypatch):
+    monkeypatch.setattr("epd.cli.status.TIMEOUT_S", 60.0)
     mib = 1024 * 1024
     worker = WorkerServicer(
         lambda: worker_pb2.GetInfoResponse(agents=[common_pb2.AgentDescriptor(transport="nixl")]),

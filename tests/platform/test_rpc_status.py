@@ -110,7 +110,7 @@ async def test_an_unreachable_peer_is_told_apart_from_one_that_refuses():
     async with grpc.aio.insecure_channel("127.0.0.1:1") as channel:
         stub = prefill_pb2_grpc.PrefillServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Prefill(prefill_pb2.PrefillRequest(), timeout=5).read()
+            await stub.Prefill(prefill_pb2.PrefillRequest(), timeout=60).read()
     back = error_from_rpc(caught.value)
     assert isinstance(back, errors.UnavailableError)
     assert back.reason == PEER_UNREACHABLE

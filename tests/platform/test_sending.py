@@ -32,6 +32,7 @@ async def test_streams_whose_clients_go_away_are_counted_as_cancelled_and_log_no
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
     caplog.set_level(logging.WARNING)
+    monkeypatch.setattr("epd.rpc.sending._CANCEL_S", 60.0)
     async with rpc_pair(monkeypatch, [(SERVICE, add_flood)], metrics_port=0) as pair:
         address = pair.server_telemetry.metrics_address
         async with grpc.aio.insecure_channel(pair.server.address) as channel:
@@ -65,7 +66,10 @@ async def failing() -> None:
     raise grpc.aio.InternalError("Failed to execute batch")
 
 
-async def test_a_failed_write_ends_with_the_cancellation_that_grpc_brings() -> None:
+async def test_a_failed_write_ends_with_the_cancellation_that_grpc_brings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("epd.rpc.sending._CANCEL_S", 60.0)
     sending = asyncio.create_task(written(failing()))
     await asyncio.sleep(0)
     await asyncio.sleep(0)

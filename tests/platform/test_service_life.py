@@ -19,6 +19,7 @@ from epd.rpc.health_probe import ProbeConfig, probe
 from epd.rpc.status import error_from_rpc
 from epd.telemetry.prometheus import scrape
 from epd.v1 import prefill_pb2, prefill_pb2_grpc
+from tests.support.kept_port import keep_port, kept_port
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -46,17 +47,16 @@ def prefill(channel, *tokens, timeout=60):
     return stub.Prefill(prefill_pb2.PrefillRequest(token_ids=tokens), timeout=timeout)
 
 
-def free_port():
-    with socket.socket() as probing:
-        probing.bind(("127.0.0.1", 0))
-        return probing.getsockname()[1]
+def health(address, service=""):
+    """What a patient probe is told."""
+    return probe(ProbeConfig(address, service, timeout_s=60))
 
 
 def test_a_ready_service_serves_health_reflection_calls_and_metrics(tmp_path):
     with tiny(tmp_path) as process:
         for name in ("", "epd.v1.PrefillService"):
-            assert probe(ProbeConfig(process.address, name)) == "SERVING"
-        assert probe(ProbeConfig(process.address, "epd.v1.Nothing")) == "NOT_FOUND"
+            assert health(process.address, name) == "SERVING"
+        assert health(process.address, "epd.v1.Nothing") == "NOT_FOUND"
         with grpc.insecure_channel(process.address) as channel:
             assert [r.first_token.token_id for r in prefill(channel, 5, 6)] == [5, 6]
             stub = reflection_pb2_grpc.ServerReflectionStub(channel)
@@ -70,17 +70,21 @@ def test_a_ready_service_serves_health_reflection_calls_and_metrics(tmp_path):
 
 
 def test_while_loading_health_says_not_serving_and_calls_are_told_to_come_back(tmp_path):
-    port = free_port()
-    with tiny(tmp_path, f"--port={port}", "--load-s=6", ready=False) as process:
+    loaded = tmp_path / "loaded"
+    with (
+        kept_port() as port,
+        tiny(tmp_path, f"--port={port}", f"--load-until={loaded}", ready=False) as process,
+    ):
         address = f"127.0.0.1:{port}"
-        while probe(ProbeConfig(address)) == "UNAVAILABLE":
+        while health(address) == "UNAVAILABLE":
             assert process.running
-        assert probe(ProbeConfig(address)) == "NOT_SERVING"
+        assert health(address) == "NOT_SERVING"
         with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
             list(prefill(channel, 1))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        loaded.touch()
         process.wait_ready(90)
-        assert probe(ProbeConfig(address)) == "SERVING"
+        assert health(address) == "SERVING"
 
 
 def test_a_stop_lets_running_streams_finish_and_ends_with_status_0(tmp_path):
@@ -127,17 +131,19 @@ def test_a_failed_service_reports_not_serving_and_stays_up(tmp_path):
     with tiny(tmp_path) as process:
         with grpc.insecure_channel(process.address) as channel:
             list(prefill(channel, 0))
-        assert probe(ProbeConfig(process.address)) == "NOT_SERVING"
-        assert probe(ProbeConfig(process.address, "epd.v1.PrefillService")) == "NOT_SERVING"
+        assert health(process.address) == "NOT_SERVING"
+        assert health(process.address, "epd.v1.PrefillService") == "NOT_SERVING"
         assert process.running
         assert "not serving any more: engine died" in process.log()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_while_loading_is_obeyed_at_once(tmp_path, number):
-    port = free_port()
-    with tiny(tmp_path, f"--port={port}", "--load-s=60", ready=False) as process:
-        while probe(ProbeConfig(f"127.0.0.1:{port}")) != "NOT_SERVING":
+    with (
+        kept_port() as port,
+        tiny(tmp_path, f"--port={port}", "--load-until=/nowhere", ready=False) as process,
+    ):
+        while health(f"127.0.0.1:{port}") != "NOT_SERVING":
             assert process.running
         process.send_signal(number)
         assert process.wait(60) == 0
@@ -170,7 +176,7 @@ def test_plain_text_leaves_this_machine_only_when_asked_to(tmp_path):
             process.wait_ready(90)
         assert process.exit_status == 2
     with tiny(tmp_path, "--host=0.0.0.0", EPD_INSECURE="1") as process:
-        assert probe(ProbeConfig(process.address)) == "SERVING"
+        assert health(process.address) == "SERVING"
 
 
 def test_a_failed_load_is_one_clear_line_and_status_1(tmp_path):
@@ -195,13 +201,13 @@ def test_a_model_folder_that_is_not_there_is_one_clear_line_and_status_1(tmp_pat
 
 
 def test_an_unused_variable_is_named_in_the_log(tmp_path):
-    with tiny(tmp_path, EPD_LOAD_SS="3") as process:
-        assert "variables that prefill does not use: EPD_LOAD_SS" in process.log()
+    with tiny(tmp_path, EPD_STEP_SS="3") as process:
+        assert "variables that prefill does not use: EPD_STEP_SS" in process.log()
 
 
 def test_a_service_that_never_gets_ready_is_given_up(tmp_path):
     failed = pytest.raises(FleetError, match=r"tiny was not ready after 0\.5 s")
-    with tiny(tmp_path, "--load-s=60", ready=False) as process, failed:
+    with tiny(tmp_path, "--load-until=/nowhere", ready=False) as process, failed:
         process.wait_ready(0.5)
 
 
@@ -210,8 +216,9 @@ def test_a_restart_on_the_same_port_is_reached_by_the_same_channel(tmp_path):
         assert len(list(prefill(channel, 1))) == 1
         address = process.address
         process.kill()
-        process.restart_on(address)
-        process.wait_ready(90)
+        with keep_port(address):
+            process.restart_on(address)
+            process.wait_ready(90)
         assert process.address == address
         stub = prefill_pb2_grpc.PrefillServiceStub(channel)
         again = prefill_pb2.PrefillRequest(token_ids=[1])
@@ -233,6 +240,6 @@ def test_without_an_otlp_endpoint_nothing_is_exported_and_nothing_is_said(tmp_pa
 def test_the_health_probe_is_a_command(tmp_path):
     with tiny(tmp_path) as process:
         command = [sys.executable, "-m", "epd.rpc.health_probe", "--address", process.address]
-        assert subprocess.run(command, check=False).returncode == 0
+        assert subprocess.run([*command, "--timeout-s=60"], check=False).returncode == 0
         process.kill()
         assert subprocess.run([*command, "--timeout-s=1"], check=False, timeout=60).returncode == 1

@@ -35,7 +35,7 @@ PREFILL_NAME = role_name("prefill")
 #: A call that nobody refuses would wait so long.
 PATIENCE_S = 60
 #: A service reads its files every tenth of this.
-RELOADED_WITHIN_S = 20.0
+RELOADED_WITHIN_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_metrics_come_over_mutual_tls_and_a_silent_client_holds_nobody_up(servic
     assert "rpc_server_call_duration_seconds" in text
     stranger = ssl.create_default_context(cafile=router.ca)
     stranger.check_hostname = False
-    with pytest.raises(OSError, match=r"(?i)certificate.required|reset|closed|EOF"):
+    with pytest.raises(OSError, match=r"(?i)certificate.required|reset|closed|pipe|EOF"):
         scrape(service.metrics_address, PATIENCE_S, stranger)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,8 +30,16 @@ Call: TypeAlias = (
 )
 
 
+@dataclass(frozen=True)
+class Served:
+    """A router, and all that has to do with its answers."""
+
+    router: ServiceProcess
+    processes: tuple[psutil.Process, ...]
+
+
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[ServiceProcess]:
+def served(tmp_path: Path) -> Iterator[Served]:
     """A router; its workers send as fast as they are read."""
     with LineProcess("bench.stand_in_process", env=os.environ) as workers:
         addresses = workers.ask("addresses")
@@ -41,7 +50,7 @@ def served(tmp_path: Path) -> Iterator[ServiceProcess]:
         process.start()
         try:
             process.wait_ready(120.0)
-            yield process
+            yield Served(process, (psutil.Process(process.pid), psutil.Process(workers.pid)))
         finally:
             process.kill()
             print(process.log()[-4000:])  # shown where the test failed
@@ -53,14 +62,22 @@ def ask(stub: RouterServiceStub, tokens: int) -> Call:
     return stub.Generate(router_pb2.GenerateRequest(token_prompt=prompt, sampling=sampling))
 
 
-async def idle(process: psutil.Process) -> None:
-    """Waits until the process has nothing to do: every stream is held up."""
+async def idle(processes: Sequence[psutil.Process]) -> None:
+    """Waits until the processes have nothing to do: every stream is held up.
+
+    One that is kept from working takes no time of a core either, but it does not sleep.
+    """
     async with asyncio.timeout(240):
         calm = 0
         while calm < 3:
-            before = sum(process.cpu_times()[:2])
-            await asyncio.sleep(0.4)
-            calm = calm + 1 if sum(process.cpu_times()[:2]) - before < 0.08 else 0
+            before_s = [sum(process.cpu_times()[:2]) for process in processes]
+            asleep = True
+            for _ in range(8):
+                await asyncio.sleep(0.05)
+                asleep &= sum(one.status() != psutil.STATUS_SLEEPING for one in processes) == 0
+            spent_s = [sum(process.cpu_times()[:2]) for process in processes]
+            busy = any(now - before >= 0.08 for now, before in zip(spent_s, before_s, strict=True))
+            calm = 0 if busy or not asleep else calm + 1
 
 
 async def messages_until(call: Call, tokens: int) -> list[Sequence[int]]:
@@ -75,13 +92,13 @@ async def messages_until(call: Call, tokens: int) -> list[Sequence[int]]:
 
 @pytest.mark.timeout(600)
 async def test_stalled_clients_cost_bounded_memory_and_nobody_elses_time(
-    served: ServiceProcess, full_run: bool
+    served: Served, full_run: bool
 ) -> None:
     clients = 1000 if full_run else 100
-    process = psutil.Process(served.pid)
+    process = served.processes[0]
     async with (
-        grpc.aio.insecure_channel(served.address, WINDOW) as stalled,
-        grpc.aio.insecure_channel(served.address) as brisk,
+        grpc.aio.insecure_channel(served.router.address, WINDOW) as stalled,
+        grpc.aio.insecure_channel(served.router.address) as brisk,
     ):
         stub = RouterServiceStub(stalled)
         before = process.memory_info().rss
@@ -93,7 +110,7 @@ async def test_stalled_clients_cost_bounded_memory_and_nobody_elses_time(
             calls += [ask(stub, ENDLESS) for _ in range(100)]
             firsts += await asyncio.gather(*(call.read() for call in calls[-100:]))
             # They read no more. Were nothing bounded, this would take until all is in memory.
-            await idle(process)
+            await idle(served.processes)
         held = process.memory_info().rss
 
         async with asyncio.timeout(120):  # whoever is held up by them waits for ever

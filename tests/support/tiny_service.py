@@ -1,9 +1,10 @@
-"""A service without model: ``python -m tests.support.tiny_service --load-s 1``."""
+"""A service without model: ``python -m tests.support.tiny_service --step-s 1``."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from epd.config import option
 from epd.errors import UnavailableError
@@ -16,7 +17,7 @@ from epd.v1 import prefill_pb2, prefill_pb2_grpc
 class TinyConfig(ServerConfig):
     """A service for tests of the platform."""
 
-    load_s: float = option(0.0, help="how long loading takes", unit="s", minimum=0)
+    load_until: Path | None = option(None, help="loading lasts until this file is there")
     load_error: str = option("", help="what loading fails with")
     step_s: float = option(0.05, help="time between responses", unit="s", minimum=0)
 
@@ -40,7 +41,8 @@ class TinyServicer(prefill_pb2_grpc.PrefillServiceServicer):
 async def application(config: TinyConfig, context: ServiceContext) -> AsyncIterator[None]:
     """Loads and adds the servicer; a task group lives as long as the service."""
     async with asyncio.TaskGroup() as group:
-        await asyncio.sleep(config.load_s)
+        while config.load_until is not None and not config.load_until.exists():
+            await asyncio.sleep(0.02)
         if config.load_error:
             raise UnavailableError(config.load_error)
         upkeep = group.create_task(asyncio.sleep(3600))
