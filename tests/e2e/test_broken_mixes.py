@@ -35,4 +35,4 @@ async def test_f40_f27_mixed_load_and_equal_texts_with_other_images_over_two_of_
         assert [answer.token_ids for answer in answers] == expected
     cached = [answer.completion.usage.cached_tokens for answer in answers]
     assert any(cached)
-    fleet.assert_back_to_idle(idle, within_s=2.0, settled_within_s=3.0)
+    fleet.assert_back_to_idle(idle, settled_within_s=15.0)

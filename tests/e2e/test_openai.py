@@ -70,7 +70,7 @@ async def test_a_stream_that_is_closed_leaves_nothing_behind(model, shared_fleet
     async for _ in stream:
         break
     await stream.close()
-    fleet.assert_back_to_idle(idle, within_s=10.0)
+    fleet.assert_back_to_idle(idle)
 
 
 async def test_an_answer_follows_its_json_schema_over_prefill_and_decode(client):
@@ -108,7 +108,7 @@ async def test_a_malformed_schema_is_the_clients_fault(model, shared_fleets, cli
             },
         )
     assert refused.value.param == "response_format"
-    fleet.assert_back_to_idle(idle, within_s=10.0)
+    fleet.assert_back_to_idle(idle)
 
 
 async def test_choices_share_the_prompt_through_the_prefix_cache(model, shared_fleets, client):

@@ -73,7 +73,7 @@ async def test_equal_prefixes_are_found_on_both_sides_and_another_image_never_is
     assert 0 < usage.cached_tokens < usage.prompt_tokens
     assert usage.cached_tokens > usage.image_tokens, "the image's own blocks are found"
     assert pushed == blocks - usage.cached_tokens // layout.block_size
-    await asyncio.to_thread(fleet.assert_back_to_idle, idle, 2.0, settled_within_s=3.0)
+    await asyncio.to_thread(fleet.assert_back_to_idle, idle, settled_within_s=15.0)
 
 
 async def test_many_equal_prompts_at_once_share_what_is_there_and_answer_the_same(
@@ -97,4 +97,4 @@ async def test_many_equal_prompts_at_once_share_what_is_there_and_answer_the_sam
             usage = answer.completion.usage
             assert 0 <= usage.cached_tokens < usage.prompt_tokens
     assert all(answer.completion.usage.cached_tokens > 100 for answer in answers)
-    await asyncio.to_thread(fleet.assert_back_to_idle, idle, 2.0, settled_within_s=3.0)
+    await asyncio.to_thread(fleet.assert_back_to_idle, idle, settled_within_s=15.0)

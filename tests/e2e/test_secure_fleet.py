@@ -39,7 +39,7 @@ MARKERS = (
     "Xmarkerschema77",
 )
 #: A service reads its files every tenth of this, if the machine lets it.
-RELOADED_WITHIN_S = 30.0
+RELOADED_WITHIN_S = 60.0
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -63,7 +63,7 @@ class SecureFleet:
 
     def client(self, api_key=API_KEY):
         tls = self.files["operator"].client(role_name("router"))
-        return EpdClient(self.fleet.router_address, timeout_s=60, api_key=api_key, tls=tls)
+        return EpdClient(self.fleet.router_address, timeout_s=200, api_key=api_key, tls=tls)
 
     def http(self, path, body=None, api_key=API_KEY):
         """Status and body of an HTTP request to the router."""
@@ -129,7 +129,7 @@ def test_https_answers_with_a_client_certificate_and_not_without(secure):
     )
     assert status in (200, 404), body
     stranger = ssl.create_default_context(cafile=secure.files["operator"].ca)
-    with pytest.raises(OSError, match=r"(?i)certificate.required|reset|closed|EOF"):
+    with pytest.raises(OSError, match=r"(?i)certificate.required|reset|closed|pipe|EOF"):
         urllib.request.urlopen(
             f"https://{secure.fleet.http_address}/health", timeout=60, context=stranger
         )
@@ -137,7 +137,12 @@ def test_https_answers_with_a_client_certificate_and_not_without(secure):
         urllib.request.urlopen(f"http://{secure.fleet.http_address}/health", timeout=60)
 
 
-def test_an_operator_sees_every_worker(secure):
+async def test_an_operator_sees_every_worker(secure):
+    await until(lambda: not problem_of_status(secure))
+
+
+def problem_of_status(secure):
+    """What ``epd status`` does not show; a worker that answers late shows a question mark."""
     files = secure.files["operator"]
     shown = subprocess.run(
         [
@@ -151,8 +156,8 @@ def test_an_operator_sees_every_worker(secure):
         timeout=120,
     )
     assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.count("serving") == 3
-    assert "?" not in shown.stdout
+    complete = shown.stdout.count("serving") == 3 and "?" not in shown.stdout
+    return "" if complete else shown.stdout
 
 
 def picture(kind):

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from epd.cli.status import read_status, status_table
+from tests.e2e.test_bytes_moved import KV_BYTES, scrape_after, scrape_at_rest
 from tests.support.ask import ask, generate_request, greedy
 from tests.support.fleet import fleet_of
 from tests.support.questions import make_questions
@@ -15,7 +16,12 @@ pytestmark = pytest.mark.timeout(600)
 #: What carries the bytes of each transport between processes of one machine.
 CARRIERS = {"nixl": "shm", "collective": "gloo", "mooncake": "tcp"}
 ROLES = ("encoder", "prefill", "decode")
-KV_BYTES = "epd_kv_transfer_io_bytes_total"
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Of ``epd status`` with workers that have other things to do."""
+    monkeypatch.setattr("epd.cli.status.TIMEOUT_S", 60.0)
 
 
 @pytest.fixture
@@ -41,11 +47,10 @@ async def status(fleet, role=""):
 
 async def check_carriers(fleet, transport, carrier):
     """In ``epd status`` and in the metrics of both sides of the hand-over."""
-    async with asyncio.timeout(20):  # it is known a moment after the first transfer
-        while sum(f" {transport} ({carrier}) " in line for line in await status(fleet)) < 2:
-            await asyncio.sleep(0.1)
     for role in ("prefill", "decode"):
-        assert any(f" {transport} ({carrier}) " in line for line in await status(fleet, role))
+        async with asyncio.timeout(60):  # it is known a moment after the first transfer
+            while not any(f" {transport} ({carrier}) " in one for one in await status(fleet, role)):
+                await asyncio.sleep(0.1)
         scraped = fleet.scrape(f"{role}-0")
         name = "epd_transfer_carrier"
         labels = {"epd_transfer_transport": transport, "epd_transfer_carrier": carrier}
@@ -60,10 +65,11 @@ async def test_an_image_request_is_answered_over_each_transport(
     # NIXL is what every other test's fleet uses.
     fleet = shared_fleets.get(model, **({} if transport == "nixl" else {"flags": flags}))
     idle = fleet.idle_level()
-    before = fleet.scrape("prefill-0").total(KV_BYTES)
+    before = await scrape_at_rest(fleet, "prefill-0")
     await check_answer(fleet, open_channel, reference, question)
-    fleet.assert_back_to_idle(idle, 5.0, settled_within_s=10.0)
-    assert fleet.scrape("prefill-0").total(KV_BYTES) > before
+    fleet.assert_back_to_idle(idle, settled_within_s=15.0)
+    after = await scrape_after(fleet, "prefill-0", before, 1)
+    assert after.total(KV_BYTES) > before.total(KV_BYTES)
     await check_carriers(fleet, transport, CARRIERS[transport])
 
 
@@ -104,5 +110,5 @@ async def test_in_a_mixed_fleet_each_pair_uses_what_both_have(
     with fleet_of(model, flags=flags) as fleet:
         idle = fleet.idle_level()
         await check_answer(fleet, open_channel, reference, question)
-        fleet.assert_back_to_idle(idle, 5.0, settled_within_s=10.0)
+        fleet.assert_back_to_idle(idle, settled_within_s=15.0)
         assert "over collective" in fleet.logs()

@@ -73,8 +73,14 @@ async def test_a_resolver_that_does_not_answer_changes_nothing(caplog):
     assert await waiting == Member("10.0.0.1:1", False)
 
 
-async def test_a_real_name_resolves_and_an_unknown_one_has_no_members():
+async def test_a_real_name_resolves_and_an_unknown_one_has_no_members(monkeypatch):
     assert await resolve_host("localhost") == {"127.0.0.1"}
+
+    def unknown(*arguments, **options):
+        """Asking a name server takes as long as that takes, and there may be none."""
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
     assert await resolve_host("no-such-name.invalid") == frozenset()
 
 
