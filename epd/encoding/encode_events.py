@@ -51,10 +51,14 @@ class Stage:
 
 @dataclass(frozen=True)
 class ImageReady:
-    """The embedding is in place. ``stages`` is empty after a cache hit."""
+    """The embedding is in place, and has been since the last of ``stages`` ended.
+
+    They follow each other without overlap: the plan of the call's images, then what making this one
+    took from there on, which is nothing after a cache hit.
+    """
 
     image_index: int
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[Stage, ...]
 
 
 EncodeEvent = ImagePlanned | ImageReady

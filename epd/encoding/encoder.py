@@ -21,7 +21,7 @@ from epd.encoding.embedding_maker import EmbeddingMaker
 from epd.encoding.embedding_source import EmbeddingSource
 from epd.encoding.embedding_store import EmbeddingStore
 from epd.encoding.encode_batcher import Vision
-from epd.encoding.encode_events import EncodeEvent, ImageInput, ImagePlanned, ImageReady
+from epd.encoding.encode_events import EncodeEvent, ImageInput, ImagePlanned, ImageReady, Stage
 from epd.encoding.encoder_stats import EncoderStats
 from epd.encoding.encoding_config import EncodingConfig
 from epd.encoding.image_examiner import ImageExaminer, MediaHeader
@@ -30,6 +30,7 @@ from epd.encoding.productions import Productions
 from epd.encoding.video_header import VideoHeader
 from epd.engine.families.base import ModelFamily
 from epd.errors import InvalidRequestError, UnavailableError
+from epd.telemetry import semconv
 from epd.transfer.base import Segment
 
 logger = logging.getLogger(__name__)
@@ -139,6 +140,7 @@ class Encoder:
             raise UnavailableError("the encoder has stopped", reason="ENCODER_STOPPED")
         called_ns = time.monotonic_ns()
         granted = await self._grants.grant(images)
+        planned = Stage(semconv.STAGE_PLAN, called_ns, time.monotonic_ns())
         self._changed()
         leases = self._store.leases
         leases.assign(attempt_id, [one.handle_id for one in granted])
@@ -154,8 +156,8 @@ class Encoder:
                 if one.production is not None:
                     one.production.check(f"images[{one.image.image_index}]")
                 shown.add(one.handle_id)
-                stages = one.production.stages_since(called_ns) if one.production else ()
-                yield ImageReady(one.image.image_index, stages)
+                made = one.production.stages_since(planned.end_ns) if one.production else ()
+                yield ImageReady(one.image.image_index, (planned, *made))
             ended_well = True
         finally:
             if ended_well:

@@ -31,12 +31,12 @@ class Production:
         if not self._end.done():
             self._end.set_result(error)
 
-    def stages_since(self, called_ns: int) -> tuple[Stage, ...]:
-        """The stages as a call saw them that began at ``called_ns`` and may have joined late."""
+    def stages_since(self, joined_ns: int) -> tuple[Stage, ...]:
+        """The stages as a call saw them that waits since ``joined_ns``, perhaps joining late."""
         return tuple(
-            replace(stage, start_ns=max(stage.start_ns, called_ns))
+            replace(stage, start_ns=max(stage.start_ns, joined_ns))
             for stage in self.stages
-            if stage.end_ns > called_ns
+            if stage.end_ns > joined_ns
         )
 
     def when_finished(self, callback: Callable[[], None]) -> None:

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from epd.encoding.embedding_cache import CacheEntry, EmbeddingCache, EntryState
 from epd.encoding.embedding_source import EmbeddingSource
+from epd.encoding.encode_events import Stage
 from epd.encoding.production import Production
 from epd.errors import (
     DeadlineExceededError,
@@ -15,6 +17,7 @@ from epd.errors import (
     UnavailableError,
 )
 from epd.media import Media
+from epd.telemetry import semconv
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +86,9 @@ class Productions:
         entry = production.entry
         overdue = asyncio.get_running_loop().call_later(self._timeout_s, self._give_up, production)
         error: EpdError | None = None
+        begun = Stage(semconv.SPAN_QUEUE, production.started_ns, time.monotonic_ns())
         try:
-            production.stages = await self._source.fill(entry, production.data)
+            production.stages = (begun, *await self._source.fill(entry, production.data))
         except asyncio.CancelledError:
             error = RequestCancelledError("nobody waits for the image any more")
             if self._closed:

@@ -93,8 +93,9 @@ class Engine:
             ResourceExhaustedError: the waiting queue is full.
             UnavailableError: the engine has stopped or failed.
         """
+        arrived_ns = time.monotonic_ns()
         check_submission(request, self.family, self.max_context, self.pool.block_size)
-        self._inbox.submit(Sequence(request, arrived_ns=time.monotonic_ns()))
+        self._inbox.submit(Sequence(request, arrived_ns=arrived_ns))
 
     def sealed(self, request_id: str) -> None:
         """The KV of a request that was submitted with an ``arrival`` is complete and in order: its

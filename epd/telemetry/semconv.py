@@ -89,12 +89,16 @@ STAGE_SPANS = (
     SPAN_KV_WAIT,
     SPAN_DECODE,
 )
+#: What an encoder records of an image: waiting shows in the timings, as spans only work does.
+IMAGE_SPANS = (SPAN_PREPROCESS, SPAN_ENCODE)
 #: A stage that shows in timings and is no span: an embedding came from the disk tier.
 STAGE_DISK_READ = "disk_read"
 #: Likewise: digests and headers of a call's images are read, and memory is granted.
 STAGE_PLAN = "plan"
-#: Likewise: from the engine's first token to the reply on the event loop.
+#: Likewise: from the engine's first token, or an embedding in place, to the reply that says so.
 STAGE_DELIVER = "deliver"
+#: Likewise: an image's wait in a unified worker, whose ``queue`` is the engine's.
+STAGE_ENCODE_QUEUE = "encode_queue"
 EVENT_FIRST_TOKEN = "first_token"
 
 # Own attributes. Durations in nanoseconds where the name says so.

@@ -37,8 +37,19 @@ class Stages:
         attributes: Mapping[str, Attribute] | None = None,
         error: BaseException | None = None,
     ) -> None:
-        """Records a stage that has ended; ``time.monotonic_ns`` at both ends."""
+        """Counts and records a stage that has ended; ``time.monotonic_ns`` at both ends."""
         self.count(name, end_ns - start_ns)
+        self.record(name, start_ns, end_ns, attributes, error)
+
+    def record(
+        self,
+        name: str,
+        start_ns: int,
+        end_ns: int,
+        attributes: Mapping[str, Attribute] | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        """A span alone, of what goes on beside a stage that counts."""
         record_stage(
             self._tracer,
             name,

@@ -96,7 +96,9 @@ def _tokens(event: NewTokens) -> decode_pb2.DecodeResponse:
     )
 
 
-def _finished(event: Finished, facts: PromptFacts, service_ns: int) -> decode_pb2.DecodeResponse:
+def _finished(
+    event: Finished, facts: PromptFacts, since_started_ns: int
+) -> decode_pb2.DecodeResponse:
     timings = {semconv.SPAN_DECODE: event.decode_ns}
     if event.prefill_ns:
         timings[semconv.SPAN_PREFILL] = event.prefill_ns
@@ -104,7 +106,8 @@ def _finished(event: Finished, facts: PromptFacts, service_ns: int) -> decode_pb
         finished=decode_pb2.Finished(
             finish_reason=finish_reason_to_proto(event.reason),
             timings=timings_to_proto(timings),
-            service_ns=service_ns,
+            # The engine began before Started was written.
+            service_ns=max(since_started_ns, event.prefill_ns + event.decode_ns),
             usage=facts.usage(event.cached_tokens, event.completion_tokens),
         )
     )

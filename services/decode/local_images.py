@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from epd.encoding.encode_events import EmbeddingHandle, ImageInput, ImagePlanned
+from epd.encoding.encode_events import EmbeddingHandle, ImageInput, ImagePlanned, ImageReady
 from epd.encoding.encoder import Encoder
 from epd.engine.families.base import ImagePlan
 from epd.errors import UnsupportedFeatureError
@@ -81,14 +81,21 @@ class LocalImages:
     ) -> list[EmbeddingHandle]:
         inputs = [ImageInput(n, image.digest, image.data) for n, image in enumerate(images)]
         planned: dict[int, EmbeddingHandle] = {}
+        ready: list[ImageReady] = []
         async with aclosing(encoder.encode(inputs)) as events:
             async for event in events:
                 if isinstance(event, ImagePlanned):
                     planned[event.image_index] = event.handle
                     continue
+                ready.append(event)
                 for stage in event.stages:
-                    if stage.name != semconv.SPAN_QUEUE:  # that name is the engine's queue here
-                        stages.add(stage.name, stage.start_ns, stage.end_ns)
+                    if stage.name in semconv.IMAGE_SPANS:
+                        stages.record(stage.name, stage.start_ns, stage.end_ns)
+        # Images are made side by side: the one that came last tells where the time went.
+        for stage in ready[-1].stages:
+            in_queue = stage.name == semconv.SPAN_QUEUE  # that name is the engine's queue here
+            name = semconv.STAGE_ENCODE_QUEUE if in_queue else stage.name
+            stages.count(name, stage.end_ns - stage.start_ns)
         return [planned[index] for index in range(len(images))]
 
 

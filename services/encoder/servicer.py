@@ -15,9 +15,6 @@ from epd.telemetry.spans import record_stage
 from epd.v1 import encoder_pb2, encoder_pb2_grpc
 from services.encoder.wire import EncodeResponses, images_from_proto
 
-#: Waiting shows in the timings; as spans only work is recorded.
-_SPANS = (semconv.SPAN_PREPROCESS, semconv.SPAN_ENCODE)
-
 
 class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     """Thin: conversions and spans; the encoder decides."""
@@ -34,14 +31,11 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         started_ns = time.monotonic_ns()
         images = images_from_proto(request)
         trace.get_current_span().set_attribute(semconv.EPD_IMAGE_COUNT, len(images))
-        plan_ns = 0
         async with aclosing(self._encoder.encode(images, request.attempt_id)) as events:
             async for event in events:
-                service_ns = time.monotonic_ns() - started_ns
-                plan_ns = plan_ns or service_ns
                 if isinstance(event, ImageReady):
                     self._record(event)
-                    yield self._responses.ready(event, plan_ns, service_ns)
+                    yield self._responses.ready(event, started_ns)
                 else:
                     yield self._responses.planned(event)
 
@@ -72,5 +66,5 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         if not trace.get_current_span().get_span_context().is_valid:
             return  # the caller does not trace; a span here would be a root of its own
         for stage in event.stages:
-            if stage.name in _SPANS:
+            if stage.name in semconv.IMAGE_SPANS:
                 record_stage(self._tracer, stage.name, start_ns=stage.start_ns, end_ns=stage.end_ns)

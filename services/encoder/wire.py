@@ -1,5 +1,6 @@
 """Messages of EncoderService to the library's dataclasses and back."""
 
+import time
 from collections.abc import Sequence
 
 from epd.encoding.encode_events import (
@@ -51,20 +52,17 @@ class EncodeResponses:
         self._agents = agents_to_proto(agents)
         self._address = address
 
-    def ready(self, event: ImageReady, plan_ns: int, service_ns: int) -> encoder_pb2.EncodeResponse:
-        """An image's embedding is in place.
-
-        Args:
-            event: What the encoder says.
-            plan_ns: From the call's start until all its images were planned.
-            service_ns: From the call's start until now.
-        """
-        timings = {semconv.STAGE_PLAN: plan_ns, **_durations(event.stages)}
+    def ready(self, event: ImageReady, started_ns: int) -> encoder_pb2.EncodeResponse:
+        """An image's embedding is in place; the call's handler started at ``started_ns``."""
+        now_ns = time.monotonic_ns()
+        # What else the call had to write came first.
+        deliver = Stage(semconv.STAGE_DELIVER, event.stages[-1].end_ns, now_ns)
+        timings = _durations([*event.stages, deliver])
         return encoder_pb2.EncodeResponse(
             ready=encoder_pb2.Ready(
                 image_index=event.image_index,
                 timings=timings_to_proto(timings),
-                service_ns=service_ns,
+                service_ns=now_ns - started_ns,
             )
         )
 

@@ -98,9 +98,10 @@ class Embeddings:
                 attributes[semconv.EPD_TRANSFER_BYTES] = report.byte_count
                 attributes[semconv.EPD_TRANSFER_DESCRIPTORS] = report.descriptor_count
                 attributes[semconv.EPD_TRANSFER_TRANSPORT] = handles[0].agent.transport
-            if report.byte_count:
-                self._metrics.record(report.byte_count, report.read_ns)
-            yield tuple(_as_tensor(one) for one in found)
+                tensors = tuple(map(_as_tensor, found))
+                if report.byte_count:
+                    self._metrics.record(report.byte_count, report.read_ns)
+            yield tensors
 
 
 def _as_tensor(embedding: ReadEmbedding) -> torch.Tensor:

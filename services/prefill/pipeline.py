@@ -32,7 +32,6 @@ from services.prefill.computation import Computation
 from services.prefill.decode_peers import DecodePeers
 from services.prefill.embeddings import Custody, Embeddings
 from services.prefill.metrics import PrefillMetrics
-from services.prefill.peer_link import DecodePeer
 from services.prefill.request import PrefillJob
 
 T = TypeVar("T")
@@ -93,9 +92,9 @@ class PrefillPipeline:
                         queue_ns = await stack.enter_async_context(
                             self._admission.slot(len(job.token_ids))
                         )
-                    self._metrics.record_queue(queue_ns)
-                    peer = await self._peers.find(job.decode_address, job.decode_instance_id)
-                    await self._hand_over(job, matcher, peer, custody, stages, emit)
+                    # Recorded when the request leaves: no first token waits for a histogram.
+                    stack.callback(self._metrics.record_queue, queue_ns)
+                    await self._hand_over(job, matcher, custody, stages, emit)
             finally:
                 self._live.discard(job.transfer_id)
 
@@ -103,15 +102,15 @@ class PrefillPipeline:
         self,
         job: PrefillJob,
         matcher: Matcher | None,
-        peer: DecodePeer,
         custody: Custody,
         stages: Stages,
         emit: Emit,
     ) -> None:
         """From Reserve to the sealed KV."""
+        asked_ns = time.monotonic_ns()
+        peer = await self._peers.find(job.decode_address, job.decode_instance_id)
         engine_id = new_id()
         report: PushReport | None = None
-        asked_ns = time.monotonic_ns()
         try:
             hashes = await _hashes(job, peer.target.layout.block_size)
             async with self._sender.push(

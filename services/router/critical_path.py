@@ -9,6 +9,7 @@ ROUTER_DISPATCH = "router.dispatch"
 ROUTER_DOWNLOAD = "router.image_download"
 EARLIER_ATTEMPTS = "router.earlier_attempts"
 KV_HANDOVER = "kv_handover"
+ROUTER_FINISH = "router.finish"
 UNATTRIBUTED = "unattributed"
 
 
@@ -25,6 +26,7 @@ class CriticalPath:
     def __init__(self) -> None:
         self._started_ns = time.monotonic_ns()
         self._first_token_ns: int | None = None
+        self._answered_ns: int | None = None
         self._stages: dict[str, int] = {}
         self._kept: dict[str, int] = {}
 
@@ -63,17 +65,27 @@ class CriticalPath:
         if self._first_token_ns is None:
             self._first_token_ns = self.elapsed_ns()
 
+    def answered(self, at_ns: int) -> None:
+        """The last stage of a worker ended at ``at_ns``: what follows is the router's own."""
+        self._answered_ns = at_ns
+
     def begin_attempt(self) -> None:
         """Stages added from here on belong to an attempt that may fail."""
+        self._answered_ns = None
         self._kept = dict(self._stages)
         self._attempt_started_ns = time.monotonic_ns()
 
     def attempt_failed(self) -> None:
         """Replaces the stages of the failed attempt by one that says so."""
         self._stages = self._kept
+        self._answered_ns = None
         self.add(EARLIER_ATTEMPTS, time.monotonic_ns() - self._attempt_started_ns)
 
     def stages_ns(self) -> dict[str, int]:
         """All stages in order and the rest of the time until now."""
-        rest = self.elapsed_ns() - sum(self._stages.values())
-        return {**self._stages, UNATTRIBUTED: max(0, rest)}
+        now_ns = time.monotonic_ns()
+        stages = dict(self._stages)
+        if self._answered_ns is not None:
+            stages[ROUTER_FINISH] = now_ns - self._answered_ns
+        rest = now_ns - self._started_ns - sum(stages.values())
+        return {**stages, UNATTRIBUTED: max(0, rest)}

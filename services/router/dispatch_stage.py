@@ -26,8 +26,14 @@ class DispatchStage:
         """Begins anew: what was before is another stage's time."""
         self.started_ns = time.monotonic_ns()
 
-    def end(self) -> None:
-        """The workers are about to be called."""
+    def end(self) -> int:
+        """The workers are about to be called; returns the moment, by ``time.monotonic_ns``."""
+        record_stage(
+            self._tracer,
+            semconv.SPAN_DISPATCH,
+            start_ns=self.started_ns,
+            end_ns=time.monotonic_ns(),
+        )
         end_ns = time.monotonic_ns()
         self._path.add(ROUTER_DISPATCH, end_ns - self.started_ns)
-        record_stage(self._tracer, semconv.SPAN_DISPATCH, start_ns=self.started_ns, end_ns=end_ns)
+        return end_ns

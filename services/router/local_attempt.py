@@ -58,8 +58,7 @@ class LocalAttempt:
 
     async def _run(self, booking: Booking) -> Outcome:
         path = self._work.path
-        self._dispatch.end()
-        mark_ns = time.monotonic_ns()
+        mark_ns = self._dispatch.end()
         first_token_ns: int | None = None
         outcome: Outcome = None
         ended = False
@@ -84,8 +83,10 @@ class LocalAttempt:
                         if await self._work.sink(
                             tokens.token_ids, tokens.logprobs, tops_from_proto(tokens.top_logprobs)
                         ):
+                            stopped_ns = time.monotonic_ns()
+                            path.answered(stopped_ns)
                             path.add("decode.prefill", first_token_ns - mark_ns)
-                            path.add("decode.decode", time.monotonic_ns() - first_token_ns)
+                            path.add("decode.decode", stopped_ns - first_token_ns)
                             return FinishReason.STOP
                     case "preempted":
                         ended = True
@@ -96,6 +97,7 @@ class LocalAttempt:
                         self._note_prompt(finished.usage)
                         reported = timings_from_proto(finished.timings)
                         path.add_window("decode", reported, finished.service_ns, now_ns - mark_ns)
+                        path.answered(now_ns)
                         self._learn(reported, finished.usage)
         finally:
             call.cancel()

@@ -137,8 +137,7 @@ class PairAttempt:
         return self._started_ns is not None and self._first_token_sent.is_set()
 
     async def _run_prefill(self, booking: Booking) -> None:
-        self._dispatch.end()
-        opened_ns = time.monotonic_ns()
+        opened_ns = self._dispatch.end()
         call = self._prefill.prefill.Prefill(
             self._prefill_request, timeout=self._work.deadline.remaining_s()
         )
@@ -181,6 +180,7 @@ class PairAttempt:
         stopped = await self._work.sink([first.token_id], [first.logprob], tops_from_proto(tops))
         reason = FinishReason.STOP if stopped else finish_reason_from_proto(first.finish_reason)
         if reason is not None:
+            self._work.path.answered(self._first_token_ns)
             self._end(reason)
         self._first_token_sent.set()
         return stopped
@@ -228,10 +228,15 @@ class PairAttempt:
     def _account(self, finished: decode_pb2.Finished | None) -> None:
         """Divides the time since the first token into hand-over, queue and decode."""
         now_ns = time.monotonic_ns()
-        started_ns = max(self._started_ns or now_ns, self._first_token_ns)
+        reported = {} if finished is None else timings_from_proto(finished.timings)
+        # Started may be read late, together with tokens. The worker has decoded for as long as it
+        # says, so it had begun by then.
+        started_ns = min(self._started_ns or now_ns, now_ns - reported.get("decode", 0))
+        started_ns = max(started_ns, self._first_token_ns)
         handover_ns = started_ns - self._first_token_ns
         queue_ns = min(self._queue_ns, handover_ns)
         path = self._work.path
+        path.answered(now_ns)
         path.add(KV_HANDOVER, handover_ns - queue_ns)
         if self._started_ns is not None:  # else it was preempted in decode's queue
             self._transfer.add(self._moved_tokens, (handover_ns - queue_ns) / 1e9)
@@ -240,7 +245,6 @@ class PairAttempt:
         if finished is None:  # a stop string, or preempted
             path.add("decode.decode", since_start_ns)
         else:
-            reported = timings_from_proto(finished.timings)
             path.add_window("decode", reported, finished.service_ns, since_start_ns)
             if self._decoded_tokens > 1:
                 token_s = reported.get("decode", since_start_ns) / 1e9 / self._decoded_tokens

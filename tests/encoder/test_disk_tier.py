@@ -70,7 +70,7 @@ async def test_an_embedding_survives_a_restart_and_no_forward_pass_is_run(
     await first.stop()
     second = await make_encoder(watched, **settings(tmp_path))
     answer = await caller.encode(second, file(0))
-    assert [stage.name for stage in answer.ready[0].stages] == ["disk_read"]
+    assert [stage.name for stage in answer.ready[0].stages] == ["plan", "queue", "disk_read"]
     assert torch.equal(second.embedding(answer.handle_ids[0]), made)
     second.release(answer.handle_ids, settled=True)
     assert watched.calls == [1]

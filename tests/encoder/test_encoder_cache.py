@@ -1,6 +1,8 @@
 """What the embedding cache of an encoder keeps, shares and drops."""
 
 import asyncio
+import itertools
+import time
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch
 from tests.encoder.calls import Caller
 from tests.encoder.conftest import MakeEncoder
 from tests.encoder.pictures import encoded, picture
-from tests.encoder.watched import ONE, Watched, file
+from tests.encoder.watched import ONE, Watched, file, until
 
 
 async def test_f30_second_time_is_a_hit_and_runs_nothing(
@@ -22,7 +24,7 @@ async def test_f30_second_time_is_a_hit_and_runs_nothing(
     second = await caller.encode(encoder, file(0))
     after = encoder.stats()
     assert (first.hits, second.hits) == ([False], [True])
-    assert second.ready[0].stages == ()
+    assert [stage.name for stage in second.ready[0].stages] == ["plan"]
     assert after.encoded_images == before.encoded_images == 1
     assert (after.cache_queries, after.cache_hits) == (2, 1)
     assert torch.equal(encoder.embedding(second.handle_ids[0]), expected)
@@ -40,6 +42,27 @@ async def test_hundred_concurrent_calls_for_one_image_run_the_tower_once(
     for answer in answers:
         encoder.release(answer.handle_ids, settled=True)
     assert encoder.stats().in_use_bytes == 0
+
+
+async def test_stages_follow_each_other_also_in_a_call_that_joins_late(
+    make_encoder: MakeEncoder, caller: Caller, watched: Watched
+) -> None:
+    encoder = await make_encoder(watched)
+    watched.gate.clear()
+    first = asyncio.create_task(caller.encode(encoder, file(0)))
+    await until(lambda: bool(watched.calls))
+    joined_ns = time.monotonic_ns()
+    second = asyncio.create_task(caller.encode(encoder, file(0)))
+    await until(lambda: encoder.stats().cache_queries == 2)
+    watched.gate.set()
+    all_of_it, the_end = (answer.ready[0].stages for answer in [await first, await second])
+    names = ["plan", "queue", "queue", "preprocess", "queue", "encode"]
+    assert [stage.name for stage in all_of_it] == names
+    assert [stage.name for stage in the_end] == ["plan", "encode"]
+    assert the_end[0].start_ns >= joined_ns
+    for stages in (all_of_it, the_end):
+        for earlier, later in itertools.pairwise(stages):
+            assert earlier.end_ns <= later.start_ns <= later.end_ns
 
 
 async def test_same_image_twice_in_one_call_is_encoded_once(

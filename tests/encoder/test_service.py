@@ -30,6 +30,7 @@ from epd.telemetry.span_store import SpanStore
 from epd.transfer.buffer import HostBuffer
 from epd.v1 import encoder_pb2, encoder_pb2_grpc, worker_pb2, worker_pb2_grpc
 from epd.wire.media import media_fields
+from epd.wire.timings import timings_from_proto
 from epd.wire.transfer import agent_from_proto, segment_from_proto
 from epd.worker.transfer_endpoint import open_endpoint
 from tests.encoder.calls import Caller
@@ -266,6 +267,25 @@ async def test_spans_hang_under_the_call_and_hits_have_none(
     unsampled = await traced(encoded(picture(112, 112, seed=78), "PNG"), "00")
     assert [one.kind for one in await arrived(await traced(data, "01"))] == ["SERVER"]
     assert spans.spans(unsampled) == []
+
+
+async def test_told_stages_lie_within_the_call_and_reach_to_their_message(client: Client) -> None:
+    files = [encoded(picture(112, 112, seed), "PNG") for seed in (61, 62)]
+    for made in ({"queue", "preprocess", "encode"}, set()):
+        planned, sent = [], []
+        async for response in client.encoder.Encode(client.request(*files)):
+            if response.HasField("planned"):
+                planned.append(response.planned)
+            else:
+                sent.append(response.ready)
+        for ready in sent:
+            stages = timings_from_proto(ready.timings)
+            assert stages.keys() == {"plan", "deliver", *made}
+            assert 0 < sum(stages.values()) <= ready.service_ns
+        # Both are in place when the call of hits is planned: the second waits for the first.
+        delivered = [timings_from_proto(ready.timings)["deliver"] for ready in sent]
+        assert made or delivered[0] < delivered[1]
+        await client.release(planned)
 
 
 async def test_cancelled_call_leaves_nothing(client: Client) -> None:

@@ -363,6 +363,8 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
         self.preempt_at: int | None = None
         #: Tokens that come just before the death.
         self.last_words: list[int] = []
+        #: Started is sent last, as if it and all tokens came in one piece.
+        self.started_late = False
         self.emitted = 0
         #: Runs before the wait for the seal.
         self.before: Callable[[], Awaitable[None]] | None = None
@@ -379,7 +381,9 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
                 await self.fabric.sealed(request.transfer_id).wait()
                 position += 1
             usage = common_pb2.Usage(prompt_tokens=7, image_tokens=5)
-            yield decode_pb2.DecodeResponse(started=decode_pb2.Started(usage=usage))
+            started = decode_pb2.DecodeResponse(started=decode_pb2.Started(usage=usage))
+            if not self.started_late:
+                yield started
             started_ns = time.monotonic_ns()
             while position < request.sampling.max_tokens:
                 await asyncio.sleep(self.token_s)
@@ -400,6 +404,8 @@ class FakeDecode(FakeWorker, decode_pb2_grpc.DecodeServiceServicer):
                 self.emitted += len(tokens)
                 yield _tokens(tokens)
                 position = end
+            if self.started_late:
+                yield started
             yield decode_pb2.DecodeResponse(
                 finished=decode_pb2.Finished(
                     finish_reason=common_pb2.FINISH_REASON_LENGTH,

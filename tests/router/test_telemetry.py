@@ -1,6 +1,7 @@
 """One trace per request with the GenAI span in it, honest timings, metrics of what was done."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from epd.errors import InvalidRequestError, UnavailableError
 from epd.telemetry.prometheus import scrape
+from services.router.critical_path import CriticalPath
 from tests.router.conftest import Fleet
 from tests.router.harness import RunningRouter, eventually, failure, request, router, running
 from tests.support.answer import collect
@@ -125,7 +127,9 @@ async def test_stages_do_not_overlap_and_the_rest_is_told(model: Path, fleet: Fl
         answer = await collect(served.stub.Generate(request("hi", [b"i"])))
     stages = {timing.stage: timing.duration_ns for timing in answer.completion.timings}
     assert next(iter(stages)) == "router.preprocess"
-    assert {"encoder.encode", "router.dispatch", "prefill.prefill", "kv_handover"} <= set(stages)
+    expected = {"encoder.encode", "router.dispatch", "prefill.prefill", "kv_handover"}
+    assert expected | {"router.finish"} <= set(stages)
+    assert list(stages)[-1] == "unattributed"
     # The fake reports 1 µs of the 50 ms that prefill takes: nobody may claim the difference.
     assert stages["prefill.prefill"] == 1000
     assert stages["unattributed"] > 49_000_000
@@ -144,6 +148,35 @@ async def test_what_a_window_is_longer_than_the_workers_account_is_rpc(
     assert stages["prefill.rpc"] > 44_000_000
     # 1 µs of the 5 ms is a stage of its own.
     assert stages["unattributed"] > 4_900_000
+
+
+async def test_a_late_word_of_its_start_makes_no_hand_over_of_what_was_decoding(
+    model: Path, fleet: Fleet
+) -> None:
+    fleet.decode.token_s = 0.02
+    fleet.decode.started_late = True
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        answer = await collect(served.stub.Generate(request("hi")))
+    stages = {timing.stage: timing.duration_ns for timing in answer.completion.timings}
+    # Seven tokens, 20 ms apart, all before Started.
+    assert stages["decode.decode"] > 100_000_000
+
+
+def test_what_follows_the_workers_last_word_is_the_routers_own_stage() -> None:
+    path = CriticalPath()
+    path.begin_attempt()
+    path.answered(time.monotonic_ns())
+    path.attempt_failed()
+    assert "router.finish" not in path.stages_ns()
+    path.begin_attempt()
+    time.sleep(0.02)
+    path.answered(time.monotonic_ns())
+    time.sleep(0.02)
+    stages = path.stages_ns()
+    assert stages["router.finish"] > 19_000_000
+    assert stages["unattributed"] > 19_000_000  # before the answer, where nobody has told a stage
+    path.begin_attempt()  # it was preempted and goes on elsewhere
+    assert "router.finish" not in path.stages_ns()
 
 
 async def test_time_lost_on_failed_attempts_is_a_stage_of_its_own(
