@@ -25,8 +25,8 @@ from epd.handover.seal import SealSlots
 from epd.handover.sender import KvSender
 from epd.handover.sender_config import SenderConfig
 from epd.handover.verifier import KvVerifier
+from epd.transfer.base import TransferBackend
 from epd.transfer.faults import Faults
-from epd.transfer.faulty_backend import FaultyBackend
 from epd.transfer.local_backend import LocalFabric
 from epd.v1 import decode_pb2
 from epd.worker.language_engine import kv_memory
@@ -34,6 +34,7 @@ from services.decode.remote import RemoteDecoding
 from services.decode.request import DecodeJob
 from tests.engine.harness import SMALL
 from tests.handover.sides import DirectControl, eventually
+from tests.transfer.held import HeldBackend
 from tests.transfer.peers import open_agent
 
 
@@ -47,9 +48,12 @@ class _Worker:
         self.layout = self.engine.kv_cache.layout
         self.slots = SealSlots(16, self.layout.layer_count if digests else 0)
         self.faults = Faults()
-        self.agent = open_agent(
-            "local", name, fabric, None, lambda inner: FaultyBackend(inner, self.faults)
-        )
+
+        def faulty(inner: TransferBackend) -> HeldBackend:
+            self.backend = HeldBackend(inner, self.faults)
+            return self.backend
+
+        self.agent = open_agent("local", name, fabric, None, faulty)
         for segment, kind in [*kv_memory(self.engine), (self.slots.segment, "DRAM")]:
             self.agent.register(segment, kind)
         self.descriptor = self.agent.descriptor()
@@ -65,9 +69,9 @@ class Asked:
 
 
 class EnginePair:
-    """WRITEs go wrong as ``faults`` says; ``patience_s`` is what decode takes a step to last."""
+    """WRITEs go wrong as ``faults`` says."""
 
-    def __init__(self, folder: Path, early_start: bool, checksum: bool, lease_s: float) -> None:
+    def __init__(self, folder: Path, early_start: bool, checksum: bool) -> None:
         fabric = LocalFabric()
         self.sender: KvSender
         self._first = _Worker(
@@ -88,14 +92,17 @@ class EnginePair:
             self._second.layout,
             self._second.agent,
             self._second.slots,
-            ReceiverConfig(leases=LeaseConfig(progress_timeout_s=lease_s), early_start=early_start),
+            ReceiverConfig(
+                leases=LeaseConfig(progress_timeout_s=60, settle_grace_s=60),
+                early_start=early_start,
+            ),
             verifier=KvVerifier(self.engine.kv_cache.read_block) if checksum else None,
         )
         self.remote = RemoteDecoding(
             self._second.stream,
             self.receiver,
             NoOpTracer(),
-            kv_wait_s=30.0,
+            kv_wait_s=60.0,
             max_buffered_tokens=4096,
             early_start=early_start,
         )
@@ -116,6 +123,14 @@ class EnginePair:
             asyncio.create_task(self.remote.run(job, transfer_id, emit)),
             tokens,
         )
+
+    async def early_step(self) -> None:
+        """Waits until decode is in a step on KV that still arrives, or has drawn its token."""
+        await eventually(lambda: self.engine._core._early_steps)
+
+    def let_go(self) -> None:
+        """Ends what ``HELD`` holds up."""
+        self._first.backend.let_go()
 
     async def idle(self) -> None:
         """Waits until both workers hold nothing, and looks at the books."""
@@ -173,10 +188,9 @@ async def engine_pair(
     *,
     early_start: bool = True,
     checksum: bool = False,
-    lease_s: float = 30.0,
 ) -> AsyncIterator[EnginePair]:
     """A pair whose decode engine takes its steps for so long that any wait is shorter."""
-    pair = EnginePair(folder, early_start, checksum, lease_s)
+    pair = EnginePair(folder, early_start, checksum)
     for _ in range(2):
         pair.engine._core._scheduler.chunk_limit.observe(1, 0, 50.0)
     async with pair.running():

@@ -1,16 +1,18 @@
 """Decode begins while KV still arrives: the same tokens, or a typed error and none at all."""
 
 import asyncio
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from epd.engine.requests import SamplingParams
-from epd.errors import DataLossError, TransferFailedError
+from epd.errors import DataLossError, EpdError, TransferFailedError
 from tests.decode.pair import EnginePair, engine_pair, outcome
 from tests.engine.harness import text_prompt
 from tests.handover.sides import eventually
 from tests.support.tiny_model import make_tiny_llama
+from tests.transfer.held import HELD
 
 #: WRITEs of a prompt of one chunk: three layers, then the seal.
 LAST_LAYER, SEAL = 3, 4
@@ -33,8 +35,14 @@ def early(pair: EnginePair) -> tuple[int, int, int]:
     return stats.early_steps, stats.early_committed, stats.early_late
 
 
-async def answer(pair: EnginePair, prompt: list[int], sampling: SamplingParams) -> list[int]:
+async def answer(
+    pair: EnginePair, prompt: list[int], sampling: SamplingParams, *, held: bool = False
+) -> list[int]:
+    """The tokens; what is held is let go once decode has begun."""
     asked = pair.ask(prompt, sampling)
+    if held:
+        await pair.early_step()
+        pair.let_go()
     first = await asked.prefill
     await asked.decode
     return [first, *asked.tokens]
@@ -50,8 +58,8 @@ async def test_tokens_are_the_same_with_a_layer_or_the_seal_on_its_way(
         assert pair.control.count("announce") == 0
         assert early(pair) == (0, 0, 0)
     async with engine_pair(model) as pair:
-        pair.faults.late[held] = 0.3
-        assert await answer(pair, PROMPT, sampling) == expected
+        pair.faults.late[held] = HELD
+        assert await answer(pair, PROMPT, sampling, held=True) == expected
         assert early(pair) == (1, 1, 0)
         await pair.idle()
 
@@ -85,9 +93,11 @@ async def test_a_last_write_that_fails_after_an_early_step_gives_an_error_and_no
     model: Path, last: int
 ) -> None:
     async with engine_pair(model) as pair:
-        pair.faults.late[last] = 0.3
+        pair.faults.late[last] = HELD
         pair.faults.fail_running.add(last)
         asked = pair.ask(WHOLE_BLOCKS, GREEDY)
+        await pair.early_step()
+        pair.let_go()
         assert isinstance(await outcome(asked), TransferFailedError)
         assert asked.tokens == []
         assert early(pair) == (1, 0, int(last == LAST_LAYER))
@@ -98,8 +108,10 @@ async def test_a_last_write_that_fails_after_an_early_step_gives_an_error_and_no
 async def test_corrupted_kv_under_an_early_step_is_data_loss_and_no_token(model: Path) -> None:
     async with engine_pair(model, checksum=True) as pair:
         pair.faults.corrupt.add(LAST_LAYER)
-        pair.faults.late[SEAL] = 0.3
+        pair.faults.late[SEAL] = HELD
         asked = pair.ask(WHOLE_BLOCKS, GREEDY)
+        await pair.early_step()
+        pair.let_go()
         assert isinstance(await outcome(asked), DataLossError)
         assert asked.tokens == []
         assert early(pair) == (1, 0, 0)
@@ -110,8 +122,8 @@ async def test_checksums_hold_after_an_early_step_and_none_is_begun_in_a_pushed_
     model: Path,
 ) -> None:
     async with engine_pair(model, checksum=True) as pair:
-        pair.faults.late[SEAL] = 0.2
-        await answer(pair, WHOLE_BLOCKS, GREEDY)
+        pair.faults.late[SEAL] = HELD
+        await answer(pair, WHOLE_BLOCKS, GREEDY, held=True)
         assert early(pair) == (1, 1, 0)
         await answer(pair, PROMPT, GREEDY)
         assert early(pair) == (1, 1, 0)
@@ -155,13 +167,14 @@ async def test_an_announcement_that_comes_behind_the_seal_begins_nothing(
 @pytest.mark.parametrize("held", [LAST_LAYER, SEAL])
 async def test_a_cancel_during_an_early_step_leaks_nothing(model: Path, held: int) -> None:
     async with engine_pair(model) as pair:
-        pair.faults.late[held] = 1.0
+        pair.faults.late[held] = HELD
         asked = pair.ask(WHOLE_BLOCKS, GREEDY)
-        await eventually(lambda: pair.receiver.leases.get(name(pair)) and lent(pair))
+        await eventually(lambda: lent(pair))
         asked.decode.cancel()
         await asyncio.wait({asked.decode})
         assert asked.tokens == []
         assert not lent(pair), "the engine has let go"
+        pair.let_go()
         await outcome_of_prefill(asked.prefill)
         await pair.idle()
 
@@ -172,14 +185,19 @@ async def test_a_lease_that_expires_during_an_early_step_gives_an_error_and_leak
     async def unheard(transfer_ids: list[str]) -> list[str]:
         return []
 
-    async with engine_pair(model, lease_s=0.5) as pair:
+    async with engine_pair(model) as pair:
         monkeypatch.setattr(pair.control, "renew", unheard)
-        pair.faults.late[LAST_LAYER] = 1.5
+        pair.faults.late[LAST_LAYER] = HELD
         asked = pair.ask(WHOLE_BLOCKS, GREEDY)
-        error = await outcome(asked)
-        assert error is not None
+        await pair.early_step()
+        leases = pair.receiver.leases
+        leases._config = dataclasses.replace(leases._config, progress_timeout_s=0.3)
+        with pytest.raises(EpdError):
+            await asked.decode
         assert asked.tokens == []
         assert early(pair) == (1, 0, 1)
+        pair.let_go()
+        await outcome_of_prefill(asked.prefill)
         await pair.idle()
 
 
@@ -187,20 +205,16 @@ async def test_a_peer_that_is_lost_during_an_early_step_gives_an_error_and_no_to
     model: Path,
 ) -> None:
     async with engine_pair(model) as pair:
-        pair.faults.late[SEAL] = 1.0
+        pair.faults.late[SEAL] = HELD
         asked = pair.ask(WHOLE_BLOCKS, GREEDY)
         await eventually(lambda: early(pair) == (1, 0, 0))
         pair.receiver.peer_gone(pair.control.sender_instance_id)
         with pytest.raises(Exception, match="lost during the KV push"):
             await asked.decode
         assert asked.tokens == []
+        pair.let_go()
         pair.receiver.leases.check_integrity()
         await outcome_of_prefill(asked.prefill)
-
-
-def name(pair: EnginePair) -> str:
-    """The only transfer there is."""
-    return next((one.transfer_id for one in pair.receiver.leases._all()), "")
 
 
 def lent(pair: EnginePair) -> bool:

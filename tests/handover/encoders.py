@@ -34,7 +34,7 @@ class Encoder:
         self.encoding = {}
         self._next = 0
 
-    def handle(self, tokens, lease_s=10.0, pieces=1):
+    def handle(self, tokens, lease_s=60.0, pieces=1):
         """Leave to read the next ``tokens`` rows."""
         byte_count = tokens * WIDTH * 4
         assert byte_count % pieces == 0

@@ -65,7 +65,7 @@ class Rank:
 
     async def read(self, notices, blocks):
         """The blocks, once so many WRITEs have arrived; and whether nothing else was touched."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(self.arrived) < notices:
                 await asyncio.sleep(0.005)
         others = np.delete(self.blocks(), blocks, axis=1)

@@ -21,8 +21,8 @@ from epd.handover.sender_config import SenderConfig
 from epd.handover.verifier import KvVerifier
 from epd.transfer.buffer import HostBuffer
 from epd.transfer.faults import Faults
-from epd.transfer.faulty_backend import FaultyBackend
 from epd.transfer.transfer_loop import AgentConfig
+from tests.transfer.held import HeldBackend
 from tests.transfer.peers import open_agent
 
 SHAPE = KvLayout(
@@ -35,7 +35,7 @@ SHAPE = KvLayout(
 )
 
 #: Ends a test that forgot to open a gate; no test waits for it.
-GATE_TIMEOUT_S = 60.0
+GATE_TIMEOUT_S = 120.0
 
 
 class Side:
@@ -49,9 +49,12 @@ class Side:
         self.memory = HostBuffer(shape.layer_count * num_blocks * shape.block_bytes)
         self.layout = self.layout_at(self.memory.address, num_blocks, shape)
         self.slots = SealSlots(64, shape.layer_count if digests else 0)
-        self.agent = open_agent(
-            transport, name, fabric, agent_config, lambda inner: FaultyBackend(inner, self.faults)
-        )
+
+        def faulty(inner):
+            self.backend = HeldBackend(inner, self.faults)
+            return self.backend
+
+        self.agent = open_agent(transport, name, fabric, agent_config, faulty)
         self.agent.register(self.memory.segment)
         self.agent.register(self.slots.segment)
         self.descriptor = self.agent.descriptor()
@@ -131,7 +134,7 @@ class Decode(Side):
 
     def __init__(self, transport, fabric, num_blocks=64, leases=None, checksum=False, **receiver):
         super().__init__(transport, "decode", num_blocks, fabric, digests=checksum)
-        leases = leases or LeaseConfig(progress_timeout_s=60, settle_grace_s=0.3, hold_s=1.0)
+        leases = leases or LeaseConfig(progress_timeout_s=60, settle_grace_s=60, hold_s=1.0)
         self.receiver = KvReceiver(
             self.pool,
             self.layout,
@@ -140,6 +143,11 @@ class Decode(Side):
             ReceiverConfig(leases=leases, **receiver),
             verifier=KvVerifier(self.read_block) if checksum else None,
         )
+
+    def be_impatient(self, **changes):
+        """From now on leases end sooner: what has to be there first, has come in peace."""
+        leases = self.receiver.leases
+        leases._config = dataclasses.replace(leases._config, **changes)
 
     def check(self):
         self.receiver.leases.check_integrity()
@@ -241,7 +249,7 @@ class Pair:
             await asyncio.to_thread(self.prefill.agent.stop)
             await asyncio.to_thread(self.decode.agent.stop)
 
-    async def idle(self, timeout_s=20.0):
+    async def idle(self, timeout_s=60.0):
         """Waits until nothing is held anywhere, then checks the books."""
         decode, prefill = self.decode, self.prefill
         await eventually(
@@ -260,7 +268,7 @@ class Pair:
         assert prefill.pool.num_used == 0
 
 
-async def eventually(condition, timeout_s=20.0):
+async def eventually(condition, timeout_s=60.0):
     """Waits for a state that must come; the bound is for a machine that is busy elsewhere."""
     end = time.monotonic() + timeout_s
     while not condition():

@@ -13,7 +13,7 @@ BLOCKS = 26
 
 
 async def test_f06_a_burst_at_a_slow_decode_worker_loses_no_lease(make):
-    leases = LeaseConfig(progress_timeout_s=5.0, peer_share=REQUESTS)
+    leases = LeaseConfig(progress_timeout_s=20.0, peer_share=REQUESTS)
     decode = {
         "num_blocks": BLOCKS,
         "leases": leases,

@@ -7,10 +7,10 @@ import pytest
 from epd.errors import TransferFailedError
 from epd.handover.lease_config import LeaseConfig
 from tests.handover.sides import eventually
+from tests.transfer.held import HELD
 
 BLOCKS = 5
 TOKENS = 80
-LATE_S = 0.3
 
 
 async def pushed(pair, transfer_id):
@@ -36,12 +36,17 @@ async def test_f11_a_write_that_lands_late_never_spoils_the_next_request(make, f
         faults, receiver = pair.prefill.faults, pair.decode.receiver
         for number in range(100 if full_run else 5):
             before = faults.writes
-            faults.late[before + 1] = LATE_S
+            faults.late[before + 1] = HELD
             first = asyncio.create_task(pair.prefill.run_request(f"a{number}", pair.target, TOKENS))
             await eventually(lambda before=before: faults.writes > before)
             receiver.cancel(f"a{number}")
             assert pair.decode.pool.num_quarantined == BLOCKS
             second = asyncio.create_task(pushed(pair, f"b{number}"))
+            await eventually(lambda: receiver.waiting_reservations)
+            # The first one's layers and seal are out, and prefill has heard that nobody wants them.
+            told = pair.control.count("renew")
+            await eventually(lambda told=told: pair.control.count("renew") > told)
+            pair.prefill.backend.let_go()
             with pytest.raises(TransferFailedError):
                 await first
             sent, blocks = await second

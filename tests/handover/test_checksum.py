@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from epd.errors import DataLossError, TransferFailedError
 from epd.handover.layer_digests import LayerDigests, differing_layers
-from epd.handover.lease_config import LeaseConfig
 
 CHECKED = {"checksum": True}
 LAYERS = 4
@@ -16,7 +15,7 @@ LAYERS = 4
 
 async def push(pair, transfer_id, token_count=100, **options):
     """One push, waited for at both sides; the waiter's result or error."""
-    wait = pair.decode.receiver.wait_sealed(transfer_id, 10)
+    wait = pair.decode.receiver.wait_sealed(transfer_id, 60)
     waiting = asyncio.create_task(wait)
     await pair.prefill.run_request(transfer_id, pair.target, token_count, **options)
     return (await asyncio.gather(waiting, return_exceptions=True))[0]
@@ -45,7 +44,7 @@ async def test_a_decode_call_that_comes_after_the_seal_is_told_too(make):
         pair.prefill.faults.corrupt.add(2)
         await pair.prefill.run_request("t", pair.target, 40)
         with pytest.raises(DataLossError):
-            await pair.decode.receiver.wait_sealed("t", 5)
+            await pair.decode.receiver.wait_sealed("t", 60)
         await pair.idle()
 
 
@@ -59,7 +58,7 @@ async def test_damaged_digests_are_no_match(make):
             open_push._digests.update(0, blocks[:1])  # one block more than was pushed
             await pair.prefill.sender.finish(open_push, 7, -0.5, 0)
         with pytest.raises(DataLossError, match="the first is 0"):
-            await receiver.wait_sealed("t", 5)
+            await receiver.wait_sealed("t", 60)
         pair.prefill.pool.free(blocks)
         await pair.idle()
 
@@ -76,17 +75,19 @@ async def test_whole_kv_passes_whatever_its_length_and_chunks(make, token_count)
 
 async def test_a_lease_that_ends_while_its_kv_is_checked_gives_no_kv(make):
     """The check hangs until the sealed transfer has expired."""
-    leases = LeaseConfig(progress_timeout_s=0.3)
-    async with make(decode={**CHECKED, "leases": leases}).running() as pair:
-        expired = asyncio.Event()
+    async with make(decode=CHECKED).running() as pair:
+        checked, expired = asyncio.Event(), asyncio.Event()
 
         async def hang(lease):
+            checked.set()
             await expired.wait()
 
         pair.decode.receiver._verifier.check = hang
-        waiting = asyncio.create_task(pair.decode.receiver.wait_sealed("t", 10))
+        waiting = asyncio.create_task(pair.decode.receiver.wait_sealed("t", 60))
         await pair.prefill.run_request("t", pair.target, 40)
-        await pair.idle(5)
+        await checked.wait()
+        pair.decode.be_impatient(progress_timeout_s=0.3)
+        await pair.idle()
         expired.set()
         with pytest.raises(TransferFailedError, match="nobody took it"):
             await waiting

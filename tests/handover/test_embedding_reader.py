@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,13 +13,14 @@ from epd.errors import (
     TransferFailedError,
     UnavailableError,
 )
+from epd.handover import encoder_leases
 from epd.handover.embedding_memory import EmbeddingMemory
 from epd.handover.embedding_reader import EmbeddingReader
 from epd.transfer.base import Segment
 from epd.transfer.faults import Faults
-from epd.transfer.faulty_backend import FaultyBackend
 from tests.handover.encoders import WIDTH, Encoder
 from tests.handover.sides import eventually
+from tests.transfer.held import HELD, HeldBackend
 from tests.transfer.peers import open_agent
 
 ROW = WIDTH * 4
@@ -29,13 +31,18 @@ class Reader:
 
     def __init__(self, transport, fabric, encoders, rows=256, wait_timeout_s=60, max_waiting=64):
         self.faults = Faults()
-        self.agent = open_agent(
-            transport, "prefill", fabric, None, lambda inner: FaultyBackend(inner, self.faults)
-        )
+
+        def faulty(inner):
+            self.backend = HeldBackend(inner, self.faults)
+            return self.backend
+
+        self.agent = open_agent(transport, "prefill", fabric, None, faulty)
         self.memory = EmbeddingMemory(rows * ROW, max_waiting, wait_timeout_s)
         self.agent.register(self.memory.segment)
         controls = {encoder.address: encoder for encoder in encoders}
-        self.reader = EmbeddingReader(self.agent, self.memory, controls.__getitem__)
+        self.reader = EmbeddingReader(
+            self.agent, self.memory, controls.__getitem__, control_timeout_s=60
+        )
 
     async def fetch(self, handles):
         async with self.reader.read(handles) as (embeddings, report):
@@ -135,7 +142,9 @@ async def test_waiting_for_room_is_bounded_in_time_and_number(make_reader, encod
     await reader.idle()
 
 
-async def test_leases_are_renewed_while_waiting_for_room(make_reader, encoder):
+async def test_leases_are_renewed_while_waiting_for_room(make_reader, encoder, monkeypatch):
+    # A lease so short would lapse whenever this machine stands still for a moment.
+    monkeypatch.setattr(encoder_leases, "time", SimpleNamespace(monotonic=lambda: 0.0))
     reader = make_reader(rows=32)
     async with reader.reader.read([encoder.handle(32)]):
         waiting = asyncio.create_task(reader.fetch([encoder.handle(32, lease_s=0.15)]))
@@ -157,12 +166,13 @@ async def test_failed_read_names_hop_and_image_and_releases_settled(make_reader,
 
 async def test_memory_is_kept_while_a_read_of_a_failed_request_runs(make_reader, encoder):
     reader = make_reader()
-    reader.faults.delay_read[1] = 2.0
+    reader.faults.delay_read[1] = HELD
     reader.faults.fail_read.add(2)
     with pytest.raises(TransferFailedError, match="image 1"):
         await reader.fetch([encoder.handle(4), encoder.handle(4)])
     assert reader.memory.quarantined_bytes
     await eventually(lambda: encoder.last_words == [False])
+    reader.backend.let_go()
     await eventually(lambda: encoder.last_words == [False, True])
     await reader.idle()
 
@@ -170,13 +180,15 @@ async def test_memory_is_kept_while_a_read_of_a_failed_request_runs(make_reader,
 async def test_memory_is_kept_while_a_read_of_a_cancelled_request_runs(make_reader, encoder):
     """F12."""
     reader = make_reader()
-    reader.faults.delay_read[1] = 2.0
+    reader.faults.delay_read[1] = HELD
     reading = asyncio.create_task(reader.fetch([encoder.handle(4)]))
     await eventually(lambda: reader.faults.reads)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert reader.memory.quarantined_bytes
+    await eventually(lambda: encoder.last_words == [False])
+    reader.backend.let_go()
     await eventually(lambda: encoder.last_words == [False, True])
     await reader.idle()
 
@@ -348,7 +360,7 @@ async def test_a_body_that_ends_before_late_images_frees_everything(make_reader,
 
 async def test_memory_is_kept_while_a_late_read_of_a_cancelled_request_runs(make_reader, encoder):
     reader = make_reader()
-    reader.faults.delay_read = {2: 0.5}
+    reader.faults.delay_read = {2: HELD}
     late = Late(reader, encoder, 2)
     task = asyncio.create_task(late.run())
     late.finish(1)
@@ -357,6 +369,8 @@ async def test_memory_is_kept_while_a_late_read_of_a_cancelled_request_runs(make
     with pytest.raises(asyncio.CancelledError):
         await task
     assert reader.memory.quarantined_bytes
+    await eventually(lambda: encoder.last_words == [False])
+    reader.backend.let_go()
     await eventually(lambda: encoder.last_words == [False, True])
     await reader.idle()
 

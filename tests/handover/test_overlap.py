@@ -10,7 +10,7 @@ from epd.handover.lease_config import LeaseConfig
 async def test_first_token_is_never_another_requests(make):
     """F07: 200 overlapping transfers, a third of them cancelled at either side at random times."""
     chance = random.Random(3)
-    leases = LeaseConfig(peer_share=1.0)
+    leases = LeaseConfig(progress_timeout_s=60, settle_grace_s=60, peer_share=1.0)
     async with make(decode={"num_blocks": 256, "leases": leases}).running() as pair:
         slots = asyncio.Semaphore(10)
         outcomes = []
@@ -23,7 +23,7 @@ async def test_first_token_is_never_another_requests(make):
                         transfer_id, pair.target, chance.randrange(1, 60), token=number, chunk=20
                     )
                 )
-                wait = asyncio.create_task(pair.decode.receiver.wait_sealed(transfer_id, 30))
+                wait = asyncio.create_task(pair.decode.receiver.wait_sealed(transfer_id, 60))
                 doomed = chance.choice([push, wait, None, None])
                 if doomed is not None:
                     asyncio.get_running_loop().call_later(chance.uniform(0, 0.05), doomed.cancel)

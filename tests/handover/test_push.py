@@ -6,11 +6,12 @@ import threading
 import pytest
 
 from epd.errors import EpdError
+from epd.handover.lease import LeaseState
 from epd.handover.lease_config import LeaseConfig
 from epd.handover.push import KvPush
 from epd.handover.sender_config import PushTime
 from epd.transfer.factory import TRANSPORTS
-from tests.handover.sides import SEAL_BYTES, SHAPE
+from tests.handover.sides import GATE_TIMEOUT_S, SEAL_BYTES, SHAPE, eventually
 
 
 @pytest.fixture(params=TRANSPORTS)
@@ -18,7 +19,7 @@ def transport(request):
     return request.param
 
 
-async def receive(pair, transfer_id, timeout_s=30.0, **options):
+async def receive(pair, transfer_id, timeout_s=60.0, **options):
     sealed = await pair.decode.receiver.wait_sealed(transfer_id, timeout_s, **options)
     return sealed, pair.decode.receiver.take(transfer_id)
 
@@ -33,7 +34,7 @@ def hold_until_sealed(agent, monkeypatch):
         free.set()
 
     monkeypatch.setattr(KvPush, "write_seal", seal_then_free)
-    agent._call(lambda backend: free.wait(20))
+    agent._call(lambda backend: free.wait(GATE_TIMEOUT_S))
     return free
 
 
@@ -110,7 +111,7 @@ async def test_no_write_takes_more_layers_than_fit(make, monkeypatch):
 
 
 async def test_a_burst_of_64_requests_loses_nothing(make):
-    leases = LeaseConfig(progress_timeout_s=30.0, peer_share=1.0)
+    leases = LeaseConfig(progress_timeout_s=60, settle_grace_s=60, peer_share=1.0)
     decode = {"num_blocks": 160, "leases": leases}
     async with make(decode=decode, prefill={"num_blocks": 128}).running() as pair:
 
@@ -124,7 +125,7 @@ async def test_a_burst_of_64_requests_loses_nothing(make):
 
         assert await asyncio.gather(*(one(number) for number in range(64))) == list(range(64))
         assert pair.decode.receiver.leases.counters.failed == 0
-        await pair.idle(10)
+        await pair.idle()
 
 
 async def test_a_push_after_the_forward_pass_writes_nothing_before_its_end(make):
@@ -210,7 +211,7 @@ async def test_time_before_the_forward_pass_ended_counts_as_hidden(make):
 async def test_sealed_is_final_a_late_fail_changes_nothing(make):
     async with make().running() as pair:
         await pair.prefill.run_request("t", pair.target, 20)
-        await asyncio.sleep(0.05)
+        await eventually(lambda: pair.decode.receiver.leases.count(LeaseState.SEALED))
         pair.decode.receiver.fail("t", EpdError("too late"), settled=True)
         _, blocks = await receive(pair, "t")
         pair.decode.pool.free(blocks)

@@ -20,6 +20,7 @@ from epd.handover.lease import LeaseState
 from epd.handover.lease_config import LeaseConfig
 from epd.transfer.transfer_loop import AgentConfig
 from tests.handover.sides import eventually
+from tests.transfer.held import HELD
 
 LAYERS = 4
 #: For tests that wait until a lease has run out. In all others that would take a minute.
@@ -40,7 +41,7 @@ async def test_failed_write_is_told_within_a_second_with_hop_and_layer(make, kin
             await waiting
         await pair.idle()
         await pair.prefill.run_request("next", pair.target, 40)
-        await pair.decode.receiver.wait_sealed("next", 20)
+        await pair.decode.receiver.wait_sealed("next", 60)
         pair.decode.pool.free(pair.decode.receiver.take("next"))
         await pair.idle()
 
@@ -48,10 +49,13 @@ async def test_failed_write_is_told_within_a_second_with_hop_and_layer(make, kin
 async def test_failure_while_writes_run_is_unsettled_first_and_settled_after(make):
     """Decode's blocks wait in quarantine for the WRITE that is still running."""
     async with make().running() as pair:
-        pair.prefill.faults.delay[1] = 2.0
+        pair.prefill.faults.delay[1] = HELD
         pair.prefill.faults.fail_post.add(2)
+        push = asyncio.create_task(pair.prefill.run_request("t", pair.target, 40))
+        await eventually(lambda: pair.control.count("fail"))
+        pair.prefill.backend.let_go()
         with pytest.raises(TransferFailedError):
-            await pair.prefill.run_request("t", pair.target, 40)
+            await push
         await pair.idle()
         (told,) = [call for call in pair.control.calls if call[1] == "fail"]
         (settled,) = [call for call in pair.control.calls if call[1] == "settle"]
@@ -63,7 +67,7 @@ async def test_failure_while_writes_run_is_unsettled_first_and_settled_after(mak
 async def test_blocks_in_quarantine_are_not_handed_out(make):
     """F11: the lease ends while a WRITE runs; the next reservation gets other blocks."""
     async with make(decode={"num_blocks": 12}).running() as pair:
-        pair.prefill.faults.delay[1] = 2.0
+        pair.prefill.faults.delay[1] = HELD
         push = asyncio.create_task(pair.prefill.run_request("a", pair.target, 80, pause_s=0.3))
         await eventually(lambda: pair.prefill.faults.writes)
         lease = pair.decode.receiver.leases.get("a")
@@ -72,6 +76,7 @@ async def test_blocks_in_quarantine_are_not_handed_out(make):
         other = await pair.decode.receiver.reserve("b", pair.prefill.descriptor.instance_id, 16)
         assert not set(other.block_ids) & set(lease.block_ids)
         assert lease.state is LeaseState.QUARANTINED
+        pair.prefill.backend.let_go()
         with pytest.raises(TransferFailedError, match="given up"):
             await push
         pair.decode.receiver.fail("b", TransferFailedError("x"), settled=True)
@@ -179,6 +184,9 @@ async def test_a_lost_notice_ends_the_request_and_names_what_arrived(make):
         pair.prefill.faults.drop_notice.add(3)
         waiting = asyncio.create_task(pair.decode.receiver.wait_sealed("t", 30))
         await pair.prefill.run_request("t", pair.target, 40)
+        lease = pair.decode.receiver.leases.get("t")
+        await eventually(lambda: lease.record is not None and len(lease.arrived) == LAYERS - 1)
+        pair.decode.be_impatient(settle_grace_s=0.3)
         with pytest.raises(
             TransferFailedError,
             match=r"prefill to decode made no progress .* 3 of 4 layers, 3 WRITEs .*expected: 4",
@@ -204,10 +212,17 @@ async def test_a_silent_prefill_runs_into_the_progress_timeout(make):
 async def test_renewals_keep_a_long_prefill_alive(make):
     """F39: twice the progress timeout without a WRITE."""
     gates = {1: threading.Event()}
-    async with make(decode={"leases": BRIEF}).running() as pair:
-        waiting = asyncio.create_task(pair.decode.receiver.wait_sealed("t", 30))
+    async with make().running() as pair:
+        leases, now_ns = pair.decode.receiver.leases, 0
+        leases._clock_ns = lambda: now_ns  # stands still while this machine does
+        waiting = asyncio.create_task(pair.decode.receiver.wait_sealed("t", 60))
         push = asyncio.create_task(pair.prefill.run_request("t", pair.target, 40, gates=gates))
-        await asyncio.sleep(2 * BRIEF.progress_timeout_s)
+        await eventually(lambda: leases.count(LeaseState.RECEIVING))
+        for _ in range(4):
+            now_ns += int(0.6e9 * pair.decode.receiver.config.leases.progress_timeout_s)
+            told = pair.control.count("renew")
+            await eventually(lambda told=told: pair.control.count("renew") > told)
+            await asyncio.sleep(2 * pair.decode.receiver.config.expire_every_s)
         gates[1].set()
         await push
         await waiting
@@ -228,12 +243,19 @@ async def test_writer_that_could_not_renew_posts_nothing_more(make):
 
 
 async def test_a_write_that_hangs_is_given_up_after_the_progress_timeout(make):
-    async with make(decode={"leases": BRIEF}).running() as pair:
-        pair.prefill.faults.delay[1] = 2.0
-        started = time.monotonic()
+    sides = {"decode": {"leases": LeaseConfig(progress_timeout_s=3.0)}}
+    async with make(**sides, prefill={"drain_timeout_s": 60}).running() as pair:
+        pair.decode.be_impatient(progress_timeout_s=60)  # it is prefill that notices
+        pair.prefill.faults.delay[1] = HELD
+        push = asyncio.create_task(pair.prefill.run_request("t", pair.target, 40))
+        await eventually(lambda: pair.control.count("fail"))
+        await asyncio.sleep(0.2)
+        assert not push.done()  # the source memory is kept until it has ended
+        assert pair.prefill.pool.num_used
+        pair.prefill.backend.let_go()
         with pytest.raises(TransferFailedError, match="no WRITE ended"):
-            await pair.prefill.run_request("t", pair.target, 40)
-        assert time.monotonic() - started > 1.9  # the source memory was kept until it ended
+            await push
+        pair.decode.be_impatient(progress_timeout_s=0.3)  # all has arrived, and nobody takes it
         await pair.idle()
 
 
@@ -241,7 +263,7 @@ async def test_a_write_that_lands_after_its_lease_finds_its_blocks_in_quarantine
     """F05: nobody else has had them, and they are free once the writer has settled."""
     async with make(decode={"num_blocks": 16, "leases": BRIEF}).running() as pair:
         prefill, decode = pair.prefill, pair.decode
-        prefill.faults.late[1] = 3.0  # leases last for 1 s
+        prefill.faults.late[1] = HELD
         waiting = asyncio.create_task(decode.receiver.wait_sealed("t", 30))
         pushing = asyncio.create_task(prefill.run_request("t", pair.target, 40))
         with pytest.raises(TransferFailedError):
@@ -251,6 +273,7 @@ async def test_a_write_that_lands_after_its_lease_finds_its_blocks_in_quarantine
         others = decode.pool.allocate(decode.pool.num_free)
         assert lost.isdisjoint(others)
         assert not any(decode.block(0, block).any() for block in range(16)), "nothing landed yet"
+        prefill.backend.let_go()
         with pytest.raises(TransferFailedError):
             await pushing
         assert not any(decode.block(0, block).any() for block in others)
@@ -270,11 +293,12 @@ async def test_a_write_that_comes_after_its_lease_is_refused_by_a_two_sided_tran
         await asyncio.wrap_future(
             prefill.agent.read(decode.descriptor.agent_name, [scratch], [slot])
         )
-        prefill.faults.late[1] = 2.5  # leases last for 1 s
-        waiting = asyncio.create_task(decode.receiver.wait_sealed("t", 10))
+        prefill.faults.late[1] = HELD
+        waiting = asyncio.create_task(decode.receiver.wait_sealed("t", 60))
         pushing = asyncio.create_task(prefill.run_request("t", pair.target, 40))
         with pytest.raises(TransferFailedError):
             await waiting
+        prefill.backend.let_go()
         with pytest.raises(TransferFailedError):
             await pushing
         assert not any(decode.block(0, block).any() for block in range(16))
@@ -288,11 +312,11 @@ async def test_lost_writer_means_quarantine_until_the_hold_time_then_free(make):
         push = pair.prefill.sender.push("t", "t", pair.target, 40)
         await push.__aenter__()
         pair.control.error = UnavailableError("cut off")
+        lost = time.monotonic()
         pair.decode.receiver.peer_gone(pair.prefill.descriptor.instance_id)
+        assert pair.decode.pool.num_quarantined == 3
         with pytest.raises(UnavailableError, match="was lost"):
             await waiting
-        lost = time.monotonic()
-        assert pair.decode.pool.num_quarantined == 3
         await eventually(lambda: pair.decode.pool.num_quarantined == 0)
         assert time.monotonic() - lost > 0.8  # of the 1 s that a vanished writer is feared
         pair.decode.check()
@@ -325,6 +349,7 @@ async def test_lost_decode_fails_its_pushes_at_once(make):
             await push
         assert not [call for call in pair.control.calls if call[1] == "fail"]
         pair.prefill.sender.peer_arrived(pair.target)
+        pair.decode.be_impatient(settle_grace_s=0.3)  # it is told that nothing more comes
         await pair.idle()
 
 
@@ -334,11 +359,13 @@ async def test_an_unreachable_decode_gets_its_settle_later(make):
             pair.control.error = UnavailableError("busy")
         assert pair.decode.pool.num_used == 3
         pair.control.error = None
+        pair.decode.be_impatient(settle_grace_s=0.3)
         await pair.idle()
 
 
 async def test_a_settle_under_way_is_not_repeated_by_the_tick(make):
-    async with make(prefill={"renew_interval_s": 0.02}).running() as pair:
+    sender = {"renew_interval_s": 0.02, "control_timeout_s": 60}
+    async with make(prefill=sender).running() as pair:
         pair.control.settle_gate = asyncio.Event()
         async with pair.prefill.sender.push("t", "t", pair.target, 40):
             pass
@@ -373,7 +400,7 @@ async def test_malformed_and_foreign_notices_are_counted_and_harmless(make):
             )
         await eventually(lambda: receiver.arrivals.counters.malformed == 3)
         await pair.prefill.run_request("t", pair.target, 40)
-        await receiver.wait_sealed("t", 20)
+        await receiver.wait_sealed("t", 60)
         pair.decode.pool.free(receiver.take("t"))
         await pair.idle()
 

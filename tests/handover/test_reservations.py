@@ -51,7 +51,7 @@ async def test_more_than_a_peer_may_ever_hold_is_refused_for_good(make):
 
 async def test_reserve_waits_for_blocks_in_order_and_is_bounded(make):
     leases = LeaseConfig(peer_share=1.0)
-    decode = {"num_blocks": 8, "leases": leases, "max_waiting": 2, "reserve_timeout_s": 2.0}
+    decode = {"num_blocks": 8, "leases": leases, "max_waiting": 2, "reserve_timeout_s": 60}
     async with make(decode=decode).running() as pair:
         held = pair.decode.pool.allocate(8)
         large = asyncio.create_task(pair.control.reserve("large", 6 * 16))
@@ -67,6 +67,7 @@ async def test_reserve_waits_for_blocks_in_order_and_is_bounded(make):
         assert len((await large).block_ids) == 6
         assert len((await small).block_ids) == 1
         pair.decode.pool.allocate(1)
+        pair.decode.receiver._queue._timeout_s = 0.2
         with pytest.raises(ResourceExhaustedError, match="no KV blocks"):
             await pair.control.reserve("late", 16)
         pair.decode.pool.free([7])

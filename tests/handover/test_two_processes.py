@@ -120,7 +120,7 @@ async def test_prefill_killed_in_the_middle_of_a_write_costs_only_its_requests(d
     """F18, F16: the others live, its blocks wait for the hold time, a new process is a new peer."""
     async with RemotePrefill(decode) as doomed, RemotePrefill(decode) as living:
         waiting = asyncio.create_task(decode.receiver.wait_sealed("a", 60))
-        doomed.tell({"transfer_id": "a", "token_count": 256, "pause_s": 0.2, "delay": {"1": 30}})
+        doomed.tell({"transfer_id": "a", "token_count": 256, "pause_s": 0.5, "delay": {"1": 30}})
         await eventually(lambda: decode.pool.num_used)
         await asyncio.sleep(0.1)
         await doomed.kill()
