@@ -56,8 +56,9 @@ class AsyncEngine:
         """Submits a request and yields its events up to the last one.
 
         Closing the iterator early cancels the request and waits until the engine has let go of it
-        (one step), so that the memory of its embeddings may be reused afterwards. Use
-        ``contextlib.aclosing``. A Failed event is yielded, not raised.
+        (one step), so that the memory of its embeddings may be reused afterwards; a caller that is
+        cancelled again meanwhile is held as well. Use ``contextlib.aclosing``. A Failed event is
+        yielded, not raised.
 
         Raises:
             TimeoutError: on closing, the engine's step did not end within ``close_timeout_s``.
@@ -76,11 +77,30 @@ class AsyncEngine:
             try:
                 if not isinstance(event, LAST_EVENTS):
                     self.engine.cancel(request.request_id)
-                    async with asyncio.timeout(self._close_timeout_s):
-                        while not isinstance(event, LAST_EVENTS):
-                            event = await queue.get()
+                    await self._let_go(queue)
             finally:
                 del self._queues[request.request_id]
+
+    async def _let_go(self, queue: asyncio.Queue[EngineEvent]) -> None:
+        """Waits for a request's last event, however often the caller is cancelled: a step that went
+        on over memory of another request would publish wrong KV.
+        """
+
+        async def ended() -> None:
+            async with asyncio.timeout(self._close_timeout_s):
+                while not isinstance(await queue.get(), LAST_EVENTS):
+                    pass
+
+        ending = asyncio.create_task(ended())
+        cancelled: asyncio.CancelledError | None = None
+        while not ending.done():
+            try:
+                await asyncio.wait({ending})
+            except asyncio.CancelledError as error:
+                cancelled = error
+        ending.result()
+        if cancelled is not None:
+            raise cancelled
 
     def _deliver(self, events: list[tuple[str, EngineEvent]]) -> None:
         assert self._loop is not None

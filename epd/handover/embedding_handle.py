@@ -7,6 +7,9 @@ from epd.errors import InvalidRequestError
 from epd.transfer.base import AgentDescriptor, Segment
 
 _ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+#: Addresses have 64 bits on the wire; memory of a process ends below this, and so do rows of
+#: segments, which are signed.
+_MEMORY_END = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class EmbeddingHandle:
     encoder_address: str
 
     def check(self, field: str) -> None:
-        """Checks that segments, byte count, shape and dtype agree.
+        """Checks that segments, byte count, shape and dtype agree, and that memory can lie there.
 
         Raises:
             InvalidRequestError: they do not; ``field`` is the handle's path in the request.
@@ -42,3 +45,9 @@ class EmbeddingHandle:
                 f"have {held}",
                 field=f"{field}.byte_count",
             )
+        for one in self.segments:
+            if not one.length or one.address + one.length > _MEMORY_END:
+                raise InvalidRequestError(
+                    f"no process has {one.length} bytes at {one.address:#x}",
+                    field=f"{field}.segments",
+                )

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,15 @@ import pytest
 
 from epd.engine.async_engine import AsyncEngine
 from epd.engine.build import build_engine
-from epd.engine.requests import Admitted, EngineEvent, Failed, Finished, NewTokens, SamplingParams
+from epd.engine.requests import (
+    Admitted,
+    EngineEvent,
+    Failed,
+    Finished,
+    NewTokens,
+    RequestMode,
+    SamplingParams,
+)
 from epd.errors import DuplicateRequestError, UnavailableError
 from tests.engine.harness import SMALL, Reference, request, text_prompt
 
@@ -84,6 +93,44 @@ async def test_a_cancelled_task_leaves_nothing_behind(tiny_llama: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert_let_go(engine)
+
+
+async def test_a_task_cancelled_again_waits_for_the_running_step_all_the_same(
+    tiny_llama: Path,
+) -> None:
+    """Else the embeddings that the step computes on would be another request's already."""
+    in_a_step, go_on = threading.Event(), threading.Event()
+
+    def hold(layer: int, progress: object) -> None:
+        in_a_step.set()
+        go_on.wait(60)
+
+    engine = AsyncEngine(build_engine(tiny_llama, SMALL, "digest", hold))
+    engine.start()
+
+    async def consume() -> None:
+        made = request("r", text_prompt(50))
+        made = dataclasses.replace(made, mode=RequestMode.PREFILL_ONLY)
+        async with aclosing(engine.generate(made)) as events:
+            async for _ in events:
+                pass
+
+    task = asyncio.create_task(consume())
+    try:
+        assert await asyncio.to_thread(in_a_step.wait, 60)
+        for _ in range(3):
+            task.cancel()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not task.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        engine.engine.release("r")
+    finally:
+        go_on.set()
+        assert await engine.stop()
+    engine.engine.pool.check_integrity()
 
 
 async def test_a_refused_duplicate_does_not_disturb_the_live_request(tiny_llama: Path) -> None:

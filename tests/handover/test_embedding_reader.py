@@ -402,3 +402,19 @@ async def test_a_handle_to_memory_the_encoder_does_not_offer_is_the_callers_mist
     await reader.fetch([encoder.handle(4)])
     assert not connects
     await reader.idle()
+
+
+@pytest.mark.parametrize("outside", [1 << 63, (1 << 64) - 4 * ROW, (1 << 63) - ROW])
+async def test_a_handle_to_memory_that_no_process_has_is_refused_and_kills_no_agent(
+    make_reader, encoder, outside
+):
+    """An address has 64 bits on the wire, and rows of segments have 63."""
+    reader = make_reader()
+    bad = encoder.handle(4)
+    bad = dataclasses.replace(bad, segments=(Segment(outside, bad.byte_count),))
+    with pytest.raises(InvalidRequestError) as raised:
+        await reader.fetch([bad])
+    assert raised.value.field == "images[0].handle.segments"
+    assert reader.agent.alive
+    await reader.fetch([encoder.handle(4)])
+    await reader.idle()
