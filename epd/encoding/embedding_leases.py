@@ -52,8 +52,8 @@ class EmbeddingLeases:
 
     @property
     def open_count(self) -> int:
-        """Leases that somebody may still use, those in quarantine not counted."""
-        return sum(not lease.quarantined for lease in self._leases.values())
+        """Leases that somebody may still use, those in quarantine not counted. Any thread."""
+        return sum(not lease.quarantined for lease in list(self._leases.values()))
 
     @property
     def readable(self) -> bool:

@@ -58,8 +58,8 @@ class LeaseTable:
         return self._memory.peer_cap
 
     def count(self, state: LeaseState) -> int:
-        """Leases in a state."""
-        return sum(lease.state is state for lease in self._all())
+        """Leases in a state. Any thread: metrics are scraped while leases come and go."""
+        return sum(lease.state is state for lease in [*self._leases.values(), *self._quarantine])
 
     def get(self, transfer_id: str) -> Lease | None:
         """The lease of a transfer, quarantined ones included."""

@@ -4,10 +4,16 @@ import asyncio
 
 import pytest
 
+from epd.encoding.embedding import EmbeddingSpec
+from epd.encoding.embedding_cache import EmbeddingCache
+from epd.encoding.embedding_leases import EmbeddingLeases
 from epd.encoding.embedding_store import EXPIRY_PERIOD_S
+from epd.encoding.eviction_policy import LruPolicy
+from epd.engine.families.base import ImagePlan
 from epd.errors import (
     NotFoundError,
 )
+from epd.transfer.arena import Arena
 from tests.encoder.calls import Caller
 from tests.encoder.conftest import MakeEncoder
 from tests.encoder.watched import ONE, file, until
@@ -67,3 +73,25 @@ async def test_memory_without_reader_is_free_at_once(
     assert encoder.stats().quarantined_bytes == encoder.stats().used_bytes == 0
     # A reader that comes too late learns it, and does not count what it has read.
     assert encoder.renew(answer.handle_ids, reading=True) == answer.handle_ids
+
+
+def test_leases_are_counted_by_another_thread_while_they_come_and_go() -> None:
+    """Metrics are scraped on a thread of their own."""
+    spec = EmbeddingSpec(ImagePlan((1, 2, 2), 1, (1,), 0, 1), (1, 8), "float32")
+    cache = EmbeddingCache(Arena(4096), 4096, LruPolicy(), lambda entry: None)
+    leases = EmbeddingLeases(cache, 1.0, 1.0, time.monotonic)
+    (entry,) = cache.claim([(bytes(32), spec)])
+    leases.grant(entry)
+
+    class ComingAndGoing:
+        """Looked at, it does what the event loop may do at that very moment."""
+
+        @property
+        def quarantined(self) -> bool:
+            leases.grant(entry)
+            return True
+
+    leases._leases = {"first": ComingAndGoing(), **leases._leases}  # type: ignore[dict-item]
+    assert leases.open_count == 1
+    del leases._leases["first"]
+    assert leases.open_count == 2

@@ -46,6 +46,29 @@ def test_every_reservation_has_a_generation_of_its_own():
     assert table.grant("u", "p", 2).generation != first
 
 
+def test_leases_are_counted_by_another_thread_while_they_come_and_go():
+    table, _, _ = make_table([0])
+    table.grant("t", "p", 2)
+    table.cancel(table.grant("q", "p", 2).transfer_id)
+
+    class ComingAndGoing:
+        """Looked at, it does what the event loop may do at that very moment."""
+
+        peer = "nobody"
+
+        @property
+        def state(self):
+            table.cancel(table.grant("u", "p", 2).transfer_id)
+            table.grant("v", "p", 2)
+            return LeaseState.SEALED
+
+    table._leases = {"first": ComingAndGoing(), **table._leases}
+    assert table.count(LeaseState.RESERVED) == 1
+    del table._leases["first"]
+    assert table.count(LeaseState.RESERVED) == 2
+    assert table.count(LeaseState.QUARANTINED) == 2
+
+
 def test_seal_counts_only_with_all_its_writes():
     table, _, _ = make_table([0])
     lease = table.grant("t", "p", 2)
