@@ -99,7 +99,9 @@ async def application(config: PrefillConfig, context: ServiceContext) -> AsyncIt
         stub = encoder_pb2_grpc.EncoderServiceStub(encoder_channels.get(address))
         return GrpcEncoderControl(stub, pairing.control_timeout_s, config.encode_timeout_s)
 
-    push_peers = PushPeers(agent, sender, scratch.segment, pairing.expect_rdma)
+    push_peers = PushPeers(
+        agent, sender, scratch.segment, pairing.expect_rdma, pairing.pair_silence_s
+    )
     terms = PairingTerms(descriptors, layout, pairing)
 
     def link(address: str) -> PeerLink:

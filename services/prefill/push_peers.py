@@ -21,15 +21,22 @@ class PushPeers:
         sender: Told of every peer.
         scratch: Registered memory for bandwidth probes.
         expect_rdma: Whether a slow peer deserves a warning.
+        probe_timeout_s: A peer that cannot be read for so long is not paired with.
     """
 
     def __init__(
-        self, agent: TransferAgent, sender: KvSender, scratch: Segment, expect_rdma: bool
+        self,
+        agent: TransferAgent,
+        sender: KvSender,
+        scratch: Segment,
+        expect_rdma: bool,
+        probe_timeout_s: float,
     ) -> None:
         self._agent = agent
         self._sender = sender
         self._scratch = scratch
         self._expect_rdma = expect_rdma
+        self._probe_timeout_s = probe_timeout_s
         # Two probes at once would write to the same scratch memory and share the wire.
         self._probing = asyncio.Lock()
         #: Bytes per second, by instance id, of the peers paired now.
@@ -57,9 +64,17 @@ class PushPeers:
             raise TransferFailedError(f"decode worker {peer.address} offers no KV memory")
         remote = Segment(regions[0].address, regions[0].length, regions[0].device_id)
         async with self._probing:
-            report = await measure_bandwidth(
-                self._agent, peer.target.agent.agent_name, self._scratch, remote
-            )
+            try:
+                # A READ from a process that hangs, or behind a firewall, has no end of its own.
+                async with asyncio.timeout(self._probe_timeout_s):
+                    report = await measure_bandwidth(
+                        self._agent, peer.target.agent.agent_name, self._scratch, remote
+                    )
+            except TimeoutError:
+                raise TransferFailedError(
+                    f"decode worker {peer.address} answers calls, and its memory could not be read "
+                    f"in {self._probe_timeout_s} s over {peer.target.agent.transport}"
+                ) from None
         self.bandwidth[peer.instance_id] = report.bytes_per_s
         level = logging.WARNING if report.slow and self._expect_rdma else logging.INFO
         logger.log(
