@@ -79,6 +79,13 @@ def _handle(
     field = f"images[{index}].handle"
     handle = handle_from_proto(message.handle, agents)
     handle.check(field)
+    if handle.digest != message.digest:
+        # Its KV would be found, later and by others, under the content of another image.
+        raise InvalidRequestError(
+            f"the handle's digest is {handle.digest.hex() or 'empty'}, the image's "
+            f"{message.digest.hex()}",
+            field=f"{field}.digest",
+        )
     try:
         split_address(handle.encoder_address)
     except ConfigError as error:
