@@ -129,6 +129,11 @@ class BlockPool:
             self._block_of[block_hash] = block
             self.events.record(stored=[block_hash])
 
+    def unpublish(self, blocks: Sequence[int]) -> None:
+        """Makes held blocks unfindable: nobody shall use what they hold again."""
+        with self._lock:
+            self._forget(block for block in blocks if block in self._hash_of)
+
     def check_integrity(self) -> None:
         """Raises AssertionError unless every block is in exactly one state."""
         with self._lock:

@@ -212,6 +212,8 @@ class EngineCore:
 
     def _post_token(self, sequence: Sequence, token: DrawnToken, now: int) -> None:
         if math.isnan(token.logprob):
+            # Whoever found this KV would fail too, and a prefix in demand is never evicted.
+            self._pool.unpublish(sequence.block_ids)
             self._end(sequence, Failed(InternalError("the model's output is not a number")))
             return
         self._output_tokens += 1

@@ -1,4 +1,9 @@
-"""Paged attention in plain torch: runs everywhere, gathers blocks before it attends."""
+"""Paged attention in plain torch: runs everywhere, gathers blocks before it attends.
+
+What is gathered beyond a sequence's tokens is masked, and a masked NaN is a NaN all the same: one
+request whose numbers overflow would spoil whoever gets its blocks, one after another. So nothing
+is gathered that a sequence has not written, or seen zeroed, itself.
+"""
 
 from collections.abc import Iterator
 
@@ -19,11 +24,15 @@ class TorchAttention:
         self._tables = metadata.block_tables.long()
         self._batches = list(self._plan_batches())
         self._chunks = list(self._plan_chunks())
+        self._tails = self._plan_tails()
 
     def write(self, layer_kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         meta = self._meta
         layer_kv[meta.slot_blocks, 0, :, meta.slot_offsets] = key
         layer_kv[meta.slot_blocks, 1, :, meta.slot_offsets] = value
+        if self._tails is not None:
+            blocks, slots = self._tails
+            layer_kv[blocks, :, :, slots] = 0
 
     def attend(self, query: torch.Tensor, layer_kv: torch.Tensor, scale: float) -> torch.Tensor:
         heads, head_dim = query.shape[1:]
@@ -72,7 +81,9 @@ class TorchAttention:
             blocks = -(-max(meta.context_lens_list[start:end]) // meta.block_size)
             tokens = torch.arange(blocks * meta.block_size, device=self._tables.device)
             padding = tokens < meta.context_lens[start:end, None]
-            yield start, end, self._tables[start:end, :blocks], padding[:, None, None]
+            table = self._tables[start:end, :blocks]
+            own = padding[:, :: meta.block_size]  # blocks with a token; the others' are not its own
+            yield start, end, table.where(own, table[:, :1]), padding[:, None, None]
             start = end
 
     def _plan_chunks(self) -> Iterator[tuple[int, int, torch.Tensor, int, torch.Tensor | None]]:
@@ -87,3 +98,19 @@ class TorchAttention:
                 mask = positions <= positions[first - last :, None]
             blocks = -(-context_len // meta.block_size)
             yield first, last, self._tables[row : row + 1, :blocks], context_len, mask
+
+    def _plan_tails(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Blocks and slots behind the last tokens of sequences that have just begun a block, or
+        computed more than one token; None when there are none.
+        """
+        meta = self._meta
+        tails = [
+            (row, (context_len - 1) // meta.block_size, slot)
+            for row, context_len in enumerate(meta.context_lens_list)
+            if row >= meta.single_count or context_len % meta.block_size == 1
+            for slot in range((context_len - 1) % meta.block_size + 1, meta.block_size)
+        ]
+        if not tails:
+            return None
+        rows, blocks, slots = torch.tensor(tails, device=self._tables.device).T
+        return self._tables[rows, blocks], slots

@@ -136,6 +136,28 @@ def test_an_output_that_is_no_number_fails_only_its_own_request(
         client.assert_idle()
 
 
+def test_kv_behind_an_output_that_is_no_number_is_not_found_again(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault that has passed must not fail every later request of the same beginning."""
+    prompt = text_prompt(60)
+    with running(tiny_llama) as client:
+        (expected,) = client.run([request("before", prompt, 8)])
+        runner = client.engine._core._runner
+        run = runner.run
+
+        def poisoned(runs: Any, layer_written: Any) -> torch.Tensor:
+            runner.kv_cache.tensor.fill_(torch.nan)
+            return run(runs, layer_written)
+
+        monkeypatch.setattr(runner, "run", poisoned)
+        client.engine.submit(request("bad", prompt, 8))
+        assert isinstance(client.wait("bad", Failed).error, InternalError)
+        monkeypatch.undo()
+        assert client.run([request("after", prompt, 8)]) == [expected]
+        client.assert_idle()
+
+
 def test_stop_fails_what_is_left(tiny_llama: Path) -> None:
     with running(tiny_llama) as client:
         client.engine.submit(request("r", PROMPT, sampling=ENDLESS))

@@ -57,6 +57,23 @@ def test_seeded_draws_do_not_depend_on_the_batch_and_differ_by_seed(tiny_llama: 
     assert other != alone
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_numbers_that_overflowed_in_somebodys_blocks_spoil_nobody_who_gets_them(
+    tiny_llama: Path, native: bool, reference: Reference
+) -> None:
+    """Where one request has left NaN behind, others compute side by side, alone and in chunks."""
+    prompts = [text_prompt(length, seed=length) for length in (3, 8, 17, 60)]
+
+    def spoil(engine: Engine) -> None:
+        engine.kv_cache.tensor.fill_(float("nan"))
+
+    with running(tiny_llama, before_start=spoil, native=native) as client:
+        found = client.run([request(f"r{n}", one, 30) for n, one in enumerate(prompts)])
+        alone = client.run([request("alone", text_prompt(21), 12)])
+    assert found == [reference.generate_text(one, 30) for one in prompts]
+    assert alone == [reference.generate_text(text_prompt(21), 12)]
+
+
 def test_prefill_here_and_decode_there_draw_the_same_tokens(tiny_llama: Path) -> None:
     with running(tiny_llama) as whole, running(tiny_llama) as first, running(tiny_llama) as second:
         (expected,) = whole.run([seeded("r")])
