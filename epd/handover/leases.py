@@ -205,11 +205,14 @@ class LeaseTable:
             self.fail(transfer_id, error)
 
     def settle(self, transfer_ids: Iterable[str]) -> None:
-        """Notes that writers are through with transfers; unknown ids are fine."""
+        """Notes that writers are through with transfers; a late Reserve of one is refused."""
         for transfer_id in transfer_ids:
             self._quarantine.settle(transfer_id)
             lease = self._leases.get(transfer_id)
-            if lease is not None and not lease.settled:
+            if lease is None:
+                text = f"prefill is through with transfer {transfer_id} and has reserved nothing"
+                self._tombstones.put(transfer_id, TransferFailedError(text))
+            elif not lease.settled:
                 lease.settled = True
                 lease.progress_ns = self._clock_ns()
 

@@ -30,12 +30,14 @@ class PushControl:
 
     def fail(self, target: PushTarget, transfer_id: str, error: EpdError, settled: bool) -> None:
         """Tells decode at once why a transfer failed, in the background. When that does not get
-        through, the Settle to come ends the transfer there.
+        through, a Settle ends the transfer there: the one to come, or, where ``settled`` says that
+        there is nothing to wait for (a Reserve that was given up), one that is owed from then on.
         """
 
         async def tell() -> None:
             call = target.control.fail(transfer_id, error, settled)
-            await self._bounded(target, "Fail", call)
+            if not await self._bounded(target, "Fail", call) and settled:
+                self.settlements.add(target, transfer_id)
 
         self.tasks.spawn(tell())
 

@@ -214,8 +214,14 @@ class KvReceiver:
         self._wake(transfer_id, error)
 
     def settle(self, transfer_ids: Iterable[str]) -> None:
-        """Prefill confirms that it is through with transfers."""
+        """Prefill confirms that it is through with transfers, whose Fail may have been lost."""
+        transfer_ids = list(transfer_ids)
         self.leases.settle(transfer_ids)
+        for transfer_id in transfer_ids:
+            over = self.leases.ended(transfer_id)
+            if over is not None:
+                self._queue.drop(transfer_id, over)
+                self._wake(transfer_id, over)
 
     def cancel(self, transfer_id: str, error: EpdError | None = None) -> None:
         """Nobody here wants the transfer (any more): a late Reserve of it is refused."""

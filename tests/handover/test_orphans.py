@@ -6,7 +6,7 @@ import contextlib
 import psutil
 import pytest
 
-from epd.errors import EpdError, TransferFailedError
+from epd.errors import EpdError, TransferFailedError, UnavailableError
 from epd.handover.lease import LeaseState
 from epd.handover.lease_config import LeaseConfig
 from tests.handover.sides import eventually, make_pair
@@ -39,6 +39,44 @@ async def test_reserved_and_never_written(make):
         assert caught.value.reason == "TRANSFER_STALLED"
         assert pair.decode.pool.num_quarantined == 3, "its writer lives and may still come"
         await pair.control.settle(["t"])
+        await pair.idle()
+
+
+async def test_reserved_while_the_answer_and_the_word_that_it_was_given_up_are_lost(make):
+    """As when decode hangs for a moment: nobody has a push that could be settled."""
+    async with make().running() as pair:
+        pair.decode.be_impatient(**QUICK)
+        reserve = pair.control.reserve
+
+        async def unanswered(*arguments):
+            await reserve(*arguments)
+            raise UnavailableError("the stream has ended")
+
+        async def lost(*_):
+            raise UnavailableError("no answer in time")
+
+        pair.control.reserve, pair.control.fail = unanswered, lost
+        with pytest.raises(UnavailableError):
+            async with pair.prefill.sender.push("t", "t", pair.target, 40):
+                pass
+        assert pair.decode.receiver.leases.counters.granted == 1
+        await pair.idle()
+
+
+async def test_a_reserve_still_waits_when_its_writer_is_through(make):
+    async with make(decode={"reserve_timeout_s": 120}).running() as pair:
+        taken = pair.decode.pool.allocate(pair.decode.pool.num_blocks)
+        waiting = asyncio.create_task(pair.control.reserve("t", 40))
+        await eventually(lambda: pair.decode.receiver.waiting_reservations == 1)
+        decoding = asyncio.create_task(pair.decode.receiver.wait_sealed("t", 60))
+        await asyncio.sleep(0)
+        await pair.control.settle(["t"])
+        for one in (waiting, decoding):
+            with pytest.raises(TransferFailedError, match="is through with"):
+                await one
+        pair.decode.pool.free(taken)
+        with pytest.raises(TransferFailedError, match="is through with"):
+            await pair.control.reserve("t", 40)
         await pair.idle()
 
 
