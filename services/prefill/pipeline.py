@@ -118,7 +118,12 @@ class PrefillPipeline:
             ) as push:
                 stages.count(semconv.SPAN_RESERVE, time.monotonic_ns() - asked_ns)
                 compute = self._computation.run(job, engine_id, matcher, custody, stages)
-                done = await _unless_failed(push, compute)
+                try:
+                    done = await _unless_failed(push, compute)
+                except BaseException:
+                    if push.failure.done():  # most WRITEs run, and fail, beside the computation
+                        self._metrics.kv.record_failure()
+                    raise
                 stages.count(semconv.STAGE_DELIVER, time.monotonic_ns() - done.forward_ended_ns)
                 first_token = _first_token(done, stages)
                 if done.finish_reason is not None:
