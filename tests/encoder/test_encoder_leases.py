@@ -79,7 +79,7 @@ def test_leases_are_counted_by_another_thread_while_they_come_and_go() -> None:
     """Metrics are scraped on a thread of their own."""
     spec = EmbeddingSpec(ImagePlan((1, 2, 2), 1, (1,), 0, 1), (1, 8), "float32")
     cache = EmbeddingCache(Arena(4096), 4096, LruPolicy(), lambda entry: None)
-    leases = EmbeddingLeases(cache, 1.0, 1.0, time.monotonic)
+    leases = EmbeddingLeases(cache, 1.0, 1.0, lambda: 0.0)
     (entry,) = cache.claim([(bytes(32), spec)])
     leases.grant(entry)
 
