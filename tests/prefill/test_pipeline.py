@@ -35,6 +35,16 @@ class Computation:
         self._prefill.pool.free(self._blocks)
 
 
+class Peers:
+    """One decode worker."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._peer = DecodePeer("decode:1", pair.target)
+
+    async def find(self, address: str, instance_id: str) -> DecodePeer:
+        return self._peer
+
+
 class KvMetrics:
     def __init__(self) -> None:
         self.failures = 0
@@ -69,16 +79,15 @@ async def test_a_write_that_fails_beside_the_computation_is_counted_as_a_failed_
         kv = KvMetrics()
         pipeline = PrefillPipeline(
             cast(Any, None),
-            cast(Any, None),
+            cast(Any, Peers(pair)),
             cast(Any, None),
             cast(Any, Computation(pair)),
             pair.prefill.sender,
             cast(Any, SimpleNamespace(kv=kv)),
         )
-        peer = DecodePeer("decode:1", pair.target)
         with pytest.raises(TransferFailedError, match="WRITE 2 cannot be posted"):
             await pipeline._hand_over(
-                job(), None, peer, cast(Any, None), Stages(NoOpTracer()), nothing_is_sent
+                job(), None, cast(Any, None), Stages(NoOpTracer()), nothing_is_sent
             )
         assert kv.failures == 1
         await pair.idle()
