@@ -123,6 +123,7 @@ def _limits(config: RouterConfig, facts: ModelFacts) -> RequestLimits:
         takes_videos=facts.video_token_id is not None,
         max_image_bytes=bounds.max_image_bytes,
         max_text_chars=bounds.max_text_chars,
+        max_list_items=bounds.max_list_items,
         max_stop_strings=bounds.max_stop_strings,
         max_stop_chars=bounds.max_stop_chars,
         max_grammar_chars=bounds.max_grammar_chars,

@@ -123,6 +123,12 @@ class RequestConfig:
         16 << 20, help="most bytes of an image file", unit="bytes", minimum=1
     )
     max_text_chars: int = option(1 << 20, help="most characters of text in a request", minimum=1)
+    max_list_items: int = option(
+        16_384,
+        help="most messages of a request, most parts of all of them, frames of all videos, stop "
+        "tokens and biased tokens",
+        minimum=1,
+    )
     max_stop_strings: int = option(16, help="most stop strings", minimum=0)
     max_grammar_chars: int = option(
         64 << 10, help="most characters of a JSON schema or regular expression", minimum=1

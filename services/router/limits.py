@@ -1,19 +1,31 @@
 """Bounds on what one request may contain, checked before any work is done for it."""
 
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from typing import Protocol
 
 from epd.errors import InvalidRequestError, UnsupportedFeatureError
 from epd.media import Media, media_files
-from epd.sampling import Constraint
+from epd.sampling import Constraint, SamplingParams
 from services.router.calls import Conversation, PromptInput, TextPrompt, TokenPrompt, VideoPart
 from services.router.workers import ServedModel
 
 
+class HasParts(Protocol):
+    """A message, or one of the wire."""
+
+    @property
+    def parts(self) -> Sized:
+        """What it consists of."""
+        ...
+
+
 @dataclass(frozen=True)
 class RequestLimits:
-    """Most images, bytes per image, characters of text, stop strings and their length, grammar.
+    """Most images, bytes per image, characters of text, items of lists, stop strings, grammar.
 
-    A video counts as an image; each of its frames may have an image's bytes.
+    A video counts as an image; each of its frames may have an image's bytes. As many tokens as
+    characters may be sent instead of a text.
     """
 
     max_images: int
@@ -21,6 +33,7 @@ class RequestLimits:
     takes_videos: bool
     max_image_bytes: int
     max_text_chars: int
+    max_list_items: int
     max_stop_strings: int
     max_stop_chars: int
     max_grammar_chars: int
@@ -40,6 +53,7 @@ class RequestLimits:
             case Conversation():
                 if not prompt.messages:
                     raise InvalidRequestError("no message", field="conversation.messages")
+                self.check_messages(prompt.messages)
                 self._check_images(prompt.images, len(prompt.image_urls), model)
                 self._check_videos(prompt.videos)
                 self._check_text(prompt.text_chars, "conversation")
@@ -48,6 +62,50 @@ class RequestLimits:
             case TokenPrompt():
                 if not prompt.token_ids:
                     raise InvalidRequestError("no token", field="token_prompt.token_ids")
+                self.check_tokens(len(prompt.token_ids))
+
+    def check_messages(self, messages: Sequence[HasParts]) -> None:
+        """Checks how many messages and parts there are, of the wire's messages too.
+
+        Raises:
+            InvalidRequestError: too many.
+        """
+        field = "conversation.messages"
+        self.check_items(field, len(messages))
+        self.check_items(field, sum(len(message.parts) for message in messages))
+
+    def check_items(self, field: str, count: int) -> None:
+        """Checks the length of a list.
+
+        Raises:
+            InvalidRequestError: it is too long.
+        """
+        if count > self.max_list_items:
+            raise InvalidRequestError(
+                f"{count} items, at most {self.max_list_items} are allowed", field=field
+            )
+
+    def check_tokens(self, count: int) -> None:
+        """Checks the length of a token prompt; the model's context may well be shorter.
+
+        Raises:
+            InvalidRequestError: it is too long.
+        """
+        if count > self.max_text_chars:
+            raise InvalidRequestError(
+                f"{count} tokens, at most {self.max_text_chars} are allowed",
+                field="token_prompt.token_ids",
+            )
+
+    def check_sampling(self, sampling: SamplingParams) -> None:
+        """Checks the sizes of what says how tokens are drawn.
+
+        Raises:
+            InvalidRequestError: a list or the grammar is too long.
+        """
+        self.check_items("sampling.stop_token_ids", len(sampling.stop_token_ids))
+        self.check_items("sampling.logit_bias", len(sampling.logit_bias))
+        self.check_constraint(sampling.constraint)
 
     def check_constraint(self, constraint: Constraint | None) -> None:
         """Checks the size of a grammar; whether it is one is the workers' to say.
@@ -62,7 +120,7 @@ class RequestLimits:
                 field="sampling.constraint",
             )
 
-    def check_stop(self, stop: tuple[str, ...]) -> None:
+    def check_stop(self, stop: Sequence[str]) -> None:
         """Checks the stop strings.
 
         Raises:

@@ -38,12 +38,14 @@ class Router:
         """
         path = CriticalPath()
         self._parts.limits.check_stop(call.stop)
-        self._parts.limits.check_constraint(call.sampling.constraint)
+        self._parts.limits.check_sampling(call.sampling)
         with self._parts.admission.admitted(
             call.client, call.request_id, _image_bytes(call.prompt)
         ) as place:
             model = await self._served_model(call.model, deadline)
-            record = RequestRecord(self._parts.telemetry, self._parts.metrics, call, model.name)
+            record = RequestRecord(
+                self._parts.telemetry, self._parts.metrics, call, model.name, path
+            )
             run = RequestRun(self._parts, call, model, place, deadline, path, record)
             # The task, not this generator, runs inside the span: a generator shares its context
             # with whoever iterates it.
@@ -72,6 +74,16 @@ class Router:
             prompt = await self._parts.url_images.fetched(call.prompt, model, deadline, place.hold)
         return dataclasses.replace(call, prompt=prompt)
 
+    async def model(self, deadline: Deadline) -> ServedModel:
+        """The served model; where there is no worker, one may come within patience.
+
+        Raises:
+            UnavailableError: none does.
+            DeadlineExceededError: the request's time is up.
+        """
+        patience_s = min(self._parts.worker_patience_s, deadline.remaining_s())
+        return await self._parts.registry.model_soon(patience_s)
+
     async def count_tokens(
         self, prompt: PromptInput, client: str, request_id: str, deadline: Deadline
     ) -> int:
@@ -82,7 +94,7 @@ class Router:
             EpdError: as for :meth:`generate`.
         """
         with self._parts.admission.admitted(client, request_id, _image_bytes(prompt)) as place:
-            model = await self._model(deadline)
+            model = await self.model(deadline)
             prompt = await self._parts.url_images.fetched(prompt, model, deadline, place.hold)
             built = await self._parts.builder.build(prompt, model)
             if built.images and not self._parts.routes.disaggregates:
@@ -95,12 +107,8 @@ class Router:
             except LegFailedError as failure:
                 raise failure.error from failure
 
-    async def _model(self, deadline: Deadline) -> ServedModel:
-        patience_s = min(self._parts.worker_patience_s, deadline.remaining_s())
-        return await self._parts.registry.model_soon(patience_s)
-
     async def _served_model(self, name: str, deadline: Deadline) -> ServedModel:
-        model = await self._model(deadline)
+        model = await self.model(deadline)
         if name and name != model.name:
             raise InvalidRequestError(
                 f"model {name!r} is not served, {model.name!r} is",

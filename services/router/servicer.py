@@ -16,6 +16,7 @@ from services.router.registry import WorkerRegistry
 from services.router.router import Router
 from services.router.wire import (
     call_from_proto,
+    check_lists,
     completion_to_proto,
     delta_to_proto,
     model_to_proto,
@@ -29,7 +30,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     Args:
         router: Answers.
         registry: For GetModel.
-        limits: For GetModel.
+        limits: On what a request may contain.
         keys: Which callers are served.
         timeout_s: Deadline of a request whose client gives none, and the longest there is.
     """
@@ -54,6 +55,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         """See the proto."""
         client = self._client(context)
         deadline = Deadline(remaining_s(context, self._timeout_s))
+        check_lists(request, self._limits)
         call = call_from_proto(request, client)
         set_request_id(call.request_id)
         async with contextlib.aclosing(self._router.generate(call, deadline)) as events:
@@ -69,6 +71,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         """See the proto."""
         client = self._client(context)
         deadline = Deadline(remaining_s(context, self._timeout_s))
+        check_lists(request, self._limits)
         prompt = prompt_from_proto(request)
         count = await self._router.count_tokens(prompt, client, request_id(), deadline)
         return router_pb2.CountTokensResponse(token_count=count)

@@ -1,7 +1,5 @@
 """The GenAI span and metrics of a request. No prompt and no answer is ever in them."""
 
-import time
-
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -11,7 +9,7 @@ from epd.telemetry import semconv
 from epd.telemetry.genai_metrics import GenAiMetrics
 from epd.telemetry.setup import Telemetry
 from services.router.calls import Completion, Conversation, GenerateCall
-from services.router.critical_path import KV_HANDOVER
+from services.router.critical_path import KV_HANDOVER, CriticalPath
 
 
 class RequestRecord:
@@ -22,15 +20,21 @@ class RequestRecord:
         metrics: Of the served model.
         call: The request.
         model_name: The served model.
+        path: Of the request; begun on arrival, before there was a worker to serve it perhaps.
     """
 
     def __init__(
-        self, telemetry: Telemetry, metrics: GenAiMetrics, call: GenerateCall, model_name: str
+        self,
+        telemetry: Telemetry,
+        metrics: GenAiMetrics,
+        call: GenerateCall,
+        model_name: str,
+        path: CriticalPath,
     ) -> None:
         is_chat = isinstance(call.prompt, Conversation)
         self._operation = semconv.OPERATION_CHAT if is_chat else semconv.OPERATION_TEXT_COMPLETION
         self._metrics = metrics
-        self._started_ns = time.monotonic_ns()
+        self._path = path
         self._ended = False
         sampling = call.sampling
         self._span = telemetry.tracer.start_span(
@@ -114,7 +118,7 @@ class RequestRecord:
         self._span.end()
 
     def _elapsed_s(self) -> float:
-        return (time.monotonic_ns() - self._started_ns) / 1e9
+        return self._path.elapsed_ns() / 1e9
 
 
 def _exportable(number: int) -> int | str:

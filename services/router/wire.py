@@ -28,6 +28,7 @@ from services.router.calls import (
     TokenPrompt,
     VideoPart,
 )
+from services.router.limits import RequestLimits
 from services.router.waiting_line import Priority
 from services.router.workers import ServedModel, WorkerState
 
@@ -60,6 +61,27 @@ def call_from_proto(request: router_pb2.GenerateRequest, client: str) -> Generat
         priority=_priority(request.priority),
         client=client,
     )
+
+
+def check_lists(
+    request: router_pb2.GenerateRequest | router_pb2.CountTokensRequest, limits: RequestLimits
+) -> None:
+    """Refuses lists that are far too long before the event loop's time goes into reading them.
+
+    Raises:
+        InvalidRequestError: names the list.
+    """
+    messages = request.conversation.messages
+    limits.check_messages(messages)
+    parts = (part for message in messages for part in message.parts)
+    videos = [part.video for part in parts if part.HasField("video")]
+    limits.check_items("conversation.messages", sum(len(video.frames) for video in videos))
+    limits.check_items("conversation.messages", sum(len(video.timestamps_s) for video in videos))
+    if isinstance(request, router_pb2.GenerateRequest):
+        limits.check_tokens(len(request.token_prompt.token_ids))
+        limits.check_items("sampling.stop_token_ids", len(request.sampling.stop_token_ids))
+        limits.check_items("sampling.logit_bias", len(request.sampling.logit_bias))
+        limits.check_stop(request.stop)
 
 
 def _priority(value: router_pb2.Priority) -> Priority:

@@ -34,6 +34,7 @@ from services.router.http.exchange import EventStream, unless_gone, whole_answer
 from services.router.http.telemetry import HttpTelemetry
 from services.router.registry import WorkerRegistry
 from services.router.router import Router
+from services.router.workers import ServedModel
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
@@ -105,7 +106,7 @@ class _Endpoints:
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        model = self._parts.registry.model()
+        model = await self._served()
         read = functools.partial(
             read_chat_request,
             default_max_tokens=model.context_length,
@@ -128,7 +129,7 @@ class _Endpoints:
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
-        model = self._parts.registry.model()
+        model = await self._served()
         read = functools.partial(
             read_completion_request,
             max_prompts=self._parts.max_prompts,
@@ -205,6 +206,10 @@ class _Endpoints:
             return prompt.text
         data = b"".join(map(self._parts.token_bytes.of, prompt.token_ids))
         return data.decode("utf-8", errors="replace")
+
+    async def _served(self) -> ServedModel:
+        """The served model. A worker that is just coming is waited for, as over gRPC."""
+        return await self._parts.router.model(Deadline(self._parts.request_timeout_s))
 
     def _model(self) -> dict[str, object]:
         model = self._parts.registry.model()

@@ -14,6 +14,9 @@ from epd.telemetry.setup import Telemetry
 
 #: What is told of a request that ended before its status was known.
 _CLIENT_GONE = 499
+#: A client may invent others: each would be a time series of its own, for ever.
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_OTHER_METHOD = "_OTHER"
 
 
 class HttpTelemetry:
@@ -37,7 +40,8 @@ class HttpTelemetry:
             await self._app(scope, receive, send)
             return
         begin_call(None)
-        route, method = scope["path"], scope["method"]
+        route = scope["path"]
+        method = scope["method"] if scope["method"] in _METHODS else _OTHER_METHOD
         started_ns = time.monotonic_ns()
         status = _CLIENT_GONE
 

@@ -1,5 +1,6 @@
 """The tensors of KServe v2 requests and answers: strings, flags and counts."""
 
+import itertools
 import math
 import struct
 from collections.abc import Iterator, Sequence
@@ -7,6 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from epd.errors import InvalidRequestError, UnsupportedFeatureError
+
+#: Far above what any input has: what is longer is not even read.
+_MAX_ELEMENTS = 1024
+_MAX_DIMENSIONS = 8
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,18 @@ def read_tensors(request: Any, specs: Sequence[TensorSpec]) -> dict[str, list[by
             )
         if tensor.name in found:
             raise InvalidRequestError("given twice", field=field)
-        values = (
-            list(_split(raw[index], spec.datatype, field))
-            if raw
-            else _typed(tensor.contents, spec.datatype)
+        if len(tensor.shape) > _MAX_DIMENSIONS:
+            raise InvalidRequestError(f"{len(tensor.shape)} dimensions are too many", field=field)
+        values = list(
+            itertools.islice(
+                _split(raw[index], spec.datatype, field)
+                if raw
+                else _typed(tensor.contents, spec.datatype),
+                _MAX_ELEMENTS + 1,
+            )
         )
+        if len(values) > _MAX_ELEMENTS:
+            raise InvalidRequestError(f"more than {_MAX_ELEMENTS} elements", field=field)
         if math.prod(tensor.shape) != len(values) or (spec.shape == (1,) and len(values) != 1):
             raise InvalidRequestError(
                 f"shape {list(tensor.shape)} and {len(values)} elements, expected shape "
@@ -82,10 +94,10 @@ def add_output(response: Any, spec: TensorSpec, value: str | int, *, raw: bool) 
         tensor.contents.uint_contents.append(value)
 
 
-def _typed(contents: Any, datatype: str) -> list[bytes]:
+def _typed(contents: Any, datatype: str) -> Iterator[bytes]:
     if datatype == "BYTES":
-        return list(contents.bytes_contents)
-    return [bytes([flag]) for flag in contents.bool_contents]
+        return iter(contents.bytes_contents)
+    return (bytes([flag]) for flag in contents.bool_contents)
 
 
 def _split(data: bytes, datatype: str, field: str) -> Iterator[bytes]:
