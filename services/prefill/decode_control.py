@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import grpc
 
-from epd.errors import EpdError
+from epd.errors import EpdError, UnavailableError
 from epd.handover.control import Reservation
 from epd.rpc.status import error_from_rpc
 from epd.v1 import decode_pb2, decode_pb2_grpc
@@ -80,3 +80,5 @@ async def _typed(call: Awaitable[T]) -> T:
         return await call
     except grpc.aio.AioRpcError as error:
         raise error_from_rpc(error) from error
+    except grpc.aio.UsageError as error:  # the channel of a worker that has left the set
+        raise UnavailableError("the decode worker has left the fleet") from error

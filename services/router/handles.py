@@ -100,3 +100,5 @@ class HandleSet:
         except grpc.aio.AioRpcError as error:
             # The encoder is gone, or its leases will run out.
             _log.warning("release at encoder %s failed: %s", worker.address, error.code().name)
+        except grpc.aio.UsageError:  # its channel is being closed
+            _log.warning("encoder %s has left the fleet: its leases will run out", worker.address)

@@ -47,6 +47,12 @@ async def run_leg(worker: Worker, call: Coroutine[Any, Any, T]) -> T:
         error = error_from_rpc(raised)
         worker.breaker.failed(error)
         raise LegFailedError(worker, error) from raised
+    except grpc.aio.UsageError as raised:
+        # It has left the discovery set: its channel lets calls end, and takes no new ones.
+        left = UnavailableError(
+            f"{worker.role.value} worker {worker.address} has left the fleet", reason=WORKER_LOST
+        )
+        raise LegFailedError(worker, left) from raised
     except EpdError as error:
         worker.breaker.failed(error)
         raise LegFailedError(worker, error) from error
