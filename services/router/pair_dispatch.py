@@ -125,6 +125,8 @@ class PairDispatch:
             await encoding
             self._dispatch.begin()
             expanded, placement = await self._place_now()
+        if self._encoding is not None and self._encoding.done():
+            self._encoding.result()  # it may have failed while workers were waited for
         return expanded, placement
 
     async def _place_now(self) -> tuple[ExpandedPrompt, Placement]:
