@@ -32,8 +32,7 @@ async def resolve_host(host: str) -> frozenset[str]:
     """
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(RESOLVE_TIMEOUT_S):
-            found = await loop.getaddrinfo(host, None, family=socket.AF_INET)
+        found = await loop.getaddrinfo(host, None, family=socket.AF_INET)
     except socket.gaierror as error:
         if error.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
             return frozenset()
@@ -60,6 +59,9 @@ class Discovery:
         self._names = [split_address(i.removeprefix(DNS_PREFIX)) for i in items if _is_dns(i)]
         self._found: dict[tuple[str, int], frozenset[str]] = {}
         self._failing: set[tuple[str, int]] = set()
+        #: Look-ups by host that have not ended in time. Each keeps a thread of the loop's few until
+        #: the system's resolver gives up, so no other is begun meanwhile.
+        self._slow: dict[str, asyncio.Future[frozenset[str]]] = {}
         self._period_s = period_s
         self._resolve = resolve
         self._members = frozenset(self._static)
@@ -77,20 +79,24 @@ class Discovery:
     async def watch(self) -> AsyncIterator[Member]:
         """Yields every member now in the set, then each change, for ever."""
         told: frozenset[str] = frozenset()
-        while True:
-            await self._look()
-            for address in sorted(told - self._members):
-                yield Member(address, joined=False)
-            for address in sorted(self._members - told):
-                yield Member(address, joined=True)
-            told = self._members
-            await asyncio.sleep(self._period_s)
+        try:
+            while True:
+                await self._look()
+                for address in sorted(told - self._members):
+                    yield Member(address, joined=False)
+                for address in sorted(self._members - told):
+                    yield Member(address, joined=True)
+                told = self._members
+                await asyncio.sleep(self._period_s)
+        finally:
+            for lookup in self._slow.values():
+                lookup.cancel()
 
     async def _look(self) -> None:
         for name in self._names:
             host, port = name
             try:
-                hosts = await self._resolve(host)
+                hosts = await self._lookup(host)
             except OSError as error:  # TimeoutError is one
                 if name not in self._failing:
                     _log.warning("cannot resolve %s, keeping what is known: %s", host, error)
@@ -99,6 +105,23 @@ class Discovery:
             self._failing.discard(name)
             self._found[name] = frozenset(join_address(found, port) for found in hosts)
         self._members = frozenset(self._static).union(*self._found.values())
+
+    async def _lookup(self, host: str) -> frozenset[str]:
+        """What the resolver says within the time-out, of a look-up begun now or before.
+
+        Raises:
+            OSError: it fails, or does not answer in time.
+        """
+        lookup = self._slow.pop(host, None) or asyncio.ensure_future(self._resolve(host))
+        try:
+            await asyncio.wait({lookup}, timeout=RESOLVE_TIMEOUT_S)
+            if lookup.done():
+                return lookup.result()
+        except asyncio.CancelledError:
+            lookup.cancel()
+            raise
+        self._slow[host] = lookup
+        raise TimeoutError(f"no answer within {RESOLVE_TIMEOUT_S:g} s")
 
 
 def _is_dns(item: str) -> bool:

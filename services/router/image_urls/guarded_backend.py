@@ -62,7 +62,7 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         loop = asyncio.get_running_loop()
         try:
             addresses = await loop.run_in_executor(self._threads, self._resolve, host, port)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # of labels that are empty or too long
             raise httpcore2.ConnectError("the name was not found") from error
         if not all(self._rule.allows(address) for address in addresses):
             raise ForbiddenAddressError
