@@ -52,8 +52,11 @@ def test_preempted_requests_replay_to_the_same_tokens_and_the_oldest_is_spared(
             made = request(f"r{index}.{attempt[index]}", [*prompts[index], *emitted[index]], 40)
             client.engine.submit(dataclasses.replace(made, emitted_count=len(emitted[index])))
 
+        everything = client.engine.pool.allocate(16)
+        assert everything is not None
         for index in range(4):
             submit(index)
+        client.engine.pool.free(everything)  # now all begin together
         open_requests = {0, 1, 2, 3}
         while open_requests:
             for index in sorted(open_requests):

@@ -17,7 +17,7 @@ LOAD = "import sys; from epd.engine.native.build import *; print(library_path(Pa
 def test_several_processes_at_once_compile_one_library(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LOAD, str(tmp_path)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    paths = {process.communicate(timeout=100)[0].strip() for process in processes}
+    paths = {process.communicate(timeout=250)[0].strip() for process in processes}
     assert len(paths) == 1
     assert len(list(tmp_path.glob("*.so"))) == 1
     NativeLibrary(threads=1, path=Path(paths.pop()))

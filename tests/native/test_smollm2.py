@@ -64,7 +64,7 @@ def run_together(folder: Path, prompts: list[list[int]]) -> list[list[int]]:
         for request_id, prompt in zip(tokens, prompts, strict=True):
             sampling = SamplingParams(max_tokens=NEW_TOKENS)
             engine.submit(EngineRequest(request_id, prompt, sampling))
-        assert ended.wait(100)
+        assert ended.wait(240)
     finally:
         engine.stop()
     return list(tokens.values())

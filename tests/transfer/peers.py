@@ -52,7 +52,7 @@ class Peer(abc.ABC):
         """Ends that."""
 
     @abc.abstractmethod
-    def notices(self, count, timeout_s=30.0): ...
+    def notices(self, count, timeout_s=60.0): ...
 
     @abc.abstractmethod
     def kill(self): ...
@@ -139,7 +139,7 @@ class ProcessPeer(Peer):
     def forget(self, plan_id):
         self._ask("forget", plan_id)
 
-    def notices(self, count, timeout_s=30.0):
+    def notices(self, count, timeout_s=60.0):
         return self._ask("notices", count, timeout_s)
 
     def announce(self):
@@ -180,7 +180,7 @@ def serve(transport, byte_count, pipe):
             pipe.send(getattr(peer, method)(*arguments))
 
 
-def wait_until(condition, timeout_s=30.0):
+def wait_until(condition, timeout_s=60.0):
     """Fails unless ``condition()`` becomes true in time."""
     end = time.monotonic() + timeout_s
     while not condition():

@@ -125,7 +125,7 @@ def test_a_killed_peer_fails_the_next_transfer_and_only_that(agent, buffer, make
     for _ in range(2):
         doomed = agent.write(dead.descriptor.agent_name, [buffer.part(0, 64)], [dead.at(0, 64)])
         with pytest.raises(TransferFailedError):
-            doomed.result(20)
+            doomed.result(WAIT)
     agent.disconnect(dead.descriptor.agent_name).result(WAIT)
     agent.write(
         living.descriptor.agent_name, [buffer.part(0, 64)], [living.at(0, 64)], b"alive"

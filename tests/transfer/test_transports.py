@@ -7,7 +7,7 @@ from epd.transfer.buffer import HostBuffer
 from epd.transfer.factory import backend_opener
 from tests.transfer.peers import ProcessPeer, open_agent
 
-WAIT = 10
+WAIT = 60
 SIZE = 1 << 20
 
 

@@ -1,5 +1,6 @@
 """What a transport whose receiving end takes part must refuse."""
 
+import contextlib
 import socket
 import struct
 
@@ -119,7 +120,8 @@ def test_frames_that_make_no_sense_end_their_connection_and_nothing_else(agent, 
     for kind, body in strange:
         with socket.create_connection((address.host, address.port), WAIT) as stranger:
             stranger.sendall(_frame(0, address.token + b"stranger") + _frame(kind, body))
-            assert stranger.recv(1) == b"", kind
+            with contextlib.suppress(ConnectionResetError):  # the end, with some of it unread
+                assert stranger.recv(1) == b"", kind
     write(agent, buffer, connected, 0, 100, b"still here").result(WAIT)
     assert [notice for _, notice in connected.notices(1)] == [b"still here"]
 
