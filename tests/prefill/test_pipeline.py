@@ -1,15 +1,18 @@
 """What a Prefill call does with a push that goes wrong."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from opentelemetry.trace import NoOpTracer
 
+from epd.engine.requests import PrefillDone
 from epd.errors import TransferFailedError
 from epd.sampling import SamplingParams
 from epd.transfer.local_backend import LocalFabric
+from epd.v1 import prefill_pb2
 from epd.worker.stages import Stages
 from services.prefill.peer_link import DecodePeer
 from services.prefill.pipeline import PrefillPipeline
@@ -20,16 +23,20 @@ TOKENS = 40
 
 
 class Computation:
-    """Computes all layers of a prompt; the first token is drawn when the test says so."""
+    """Computes all layers of a prompt and draws the first token, if it is said which."""
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: Pair, done: PrefillDone | None = None) -> None:
         self._prefill = pair.prefill
+        self._done = done
         self._blocks: list[int] = []
 
-    async def run(self, job: PrefillJob, engine_id: str, *_: object) -> Any:
+    async def run(self, job: PrefillJob, engine_id: str, *_: object) -> PrefillDone:
         self._blocks = self._prefill.pool.allocate(3) or []
         await asyncio.to_thread(self._prefill.compute, engine_id, self._blocks, TOKENS)
-        await asyncio.Event().wait()
+        if self._done is None:
+            await asyncio.Event().wait()
+        assert self._done is not None
+        return self._done
 
     def release(self, engine_id: str) -> None:
         self._prefill.pool.free(self._blocks)
@@ -52,6 +59,9 @@ class KvMetrics:
     def record_failure(self) -> None:
         self.failures += 1
 
+    def record(self, byte_count: int, transfer_ns: int) -> None:
+        """Nothing of interest here."""
+
 
 def job() -> PrefillJob:
     return PrefillJob(
@@ -69,25 +79,60 @@ def job() -> PrefillJob:
     )
 
 
-async def nothing_is_sent(_: object) -> None:
-    raise AssertionError("there is no first token")
+def make_pipeline(pair: Pair, kv: KvMetrics, done: PrefillDone | None = None) -> PrefillPipeline:
+    return PrefillPipeline(
+        cast(Any, None),
+        cast(Any, Peers(pair)),
+        cast(Any, None),
+        cast(Any, Computation(pair, done)),
+        pair.prefill.sender,
+        cast(Any, SimpleNamespace(kv=kv)),
+    )
+
+
+async def run(pipeline: PrefillPipeline) -> list[prefill_pb2.PrefillResponse]:
+    """What a call of one request answers."""
+    answers: list[prefill_pb2.PrefillResponse] = []
+
+    async def emit(answer: prefill_pb2.PrefillResponse) -> None:
+        answers.append(answer)
+
+    await pipeline._hand_over(job(), None, cast(Any, None), Stages(NoOpTracer()), emit)
+    return answers
 
 
 async def test_a_write_that_fails_beside_the_computation_is_counted_as_a_failed_push() -> None:
     async with make_pair("local", LocalFabric()).running() as pair:
         pair.prefill.faults.fail_post = {2}
         kv = KvMetrics()
-        pipeline = PrefillPipeline(
-            cast(Any, None),
-            cast(Any, Peers(pair)),
-            cast(Any, None),
-            cast(Any, Computation(pair)),
-            pair.prefill.sender,
-            cast(Any, SimpleNamespace(kv=kv)),
-        )
         with pytest.raises(TransferFailedError, match="WRITE 2 cannot be posted"):
-            await pipeline._hand_over(
-                job(), None, cast(Any, None), Stages(NoOpTracer()), nothing_is_sent
-            )
+            await run(make_pipeline(pair, kv))
         assert kv.failures == 1
         await pair.idle()
+
+
+async def test_a_reservation_that_waited_longer_than_a_lease_lasts_is_written_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Decode lets a Reserve wait for memory; the lease begins when it is granted."""
+    prefill = {"renew_interval_s": 1000}  # the first WRITE comes before the first renewal
+    async with make_pair("local", LocalFabric(), prefill=prefill).running() as pair:
+        waited_ns = 1000 * 10**9
+        reserve = pair.control.reserve
+
+        async def waits(*arguments: Any) -> Any:
+            nonlocal waited_ns
+            reservation = await reserve(*arguments)
+            waited_ns = 0
+            return reservation
+
+        monkeypatch.setattr(pair.control, "reserve", waits)
+        clock = SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() - waited_ns)
+        monkeypatch.setattr("epd.handover.sender.time", clock)
+        monkeypatch.setattr("services.prefill.pipeline.time", clock)
+        done = PrefillDone(42, -0.5, None, 0, 1, time.monotonic_ns(), ())
+        first, pushed = await run(make_pipeline(pair, KvMetrics(), done))
+        assert first.first_token.token_id == 42
+        assert pushed.pushed.write_count == pair.decode.layout.layer_count + 1
+        pair.decode.receiver.cancel(job().transfer_id)
+        await pair.prefill.sender.close(60)
