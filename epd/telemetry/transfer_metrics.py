@@ -17,10 +17,11 @@ class KvTransferMetrics:
 
     def record(self, byte_count: int, transfer_ns: int) -> None:
         """One request's finished push."""
-        self._duration.record(transfer_ns / 1e9)
         self._io.add(byte_count)
         if transfer_ns > 0:
             self._throughput.record(byte_count / transfer_ns)
+        # Last: whoever sees the transfer counted finds its bytes.
+        self._duration.record(transfer_ns / 1e9)
 
     def record_failure(self) -> None:
         """One request's failed push."""
@@ -37,8 +38,8 @@ class EmbeddingTransferMetrics:
 
     def record(self, byte_count: int, transfer_ns: int) -> None:
         """The finished read of one request's embeddings."""
-        self._duration.record(transfer_ns / 1e9)
         self._io.add(byte_count)
+        self._duration.record(transfer_ns / 1e9)  # last, as above
 
     def record_failure(self) -> None:
         """One request's failed read."""

@@ -39,6 +39,7 @@ async def worker_info(channel):
 
 async def scrape_at_rest(fleet, name):
     """Metrics once nothing is counted any more."""
+    await asyncio.to_thread(fleet.idle_level)
     last = await asyncio.to_thread(fleet.scrape, name)
     while True:
         await asyncio.sleep(1.0)
@@ -52,11 +53,9 @@ async def scrape_after(fleet, name, before, pushes):
     """Metrics once so many pushes more are counted: an answer ends before its push is."""
     async with asyncio.timeout(30):
         while True:
-            counted = (await asyncio.to_thread(fleet.scrape, name)).total(KV_COUNT)
-            if counted >= before.total(KV_COUNT) + pushes:
-                # Read again: what belongs to the last push is counted after it is.
-                await asyncio.sleep(0.2)
-                return await asyncio.to_thread(fleet.scrape, name)
+            now = await asyncio.to_thread(fleet.scrape, name)
+            if now.total(KV_COUNT) >= before.total(KV_COUNT) + pushes:
+                return now
             await asyncio.sleep(0.05)
 
 
