@@ -5,6 +5,7 @@ from services.router.attempt import Work
 from services.router.encode_stage import EncodedImages
 from services.router.placeholders import ExpandedPrompt, expand
 from services.router.registry import WorkerRegistry
+from services.router.workers import Role
 
 #: Weight of the newest request in the mean of tokens per image.
 _FADE = 0.1
@@ -43,7 +44,12 @@ class Expander:
         return len(work.prompt.token_ids) + int(len(work.prompt.images) * self._tokens_per_image)
 
     def check_length(self, expanded: ExpandedPrompt) -> None:
-        """Raises InvalidRequestError when the context has no room for an answer."""
+        """Raises InvalidRequestError when the context has no room for an answer.
+
+        While no worker is there nothing is known of it: one is waited for, and checks too.
+        """
+        if not any(self._registry.available(role) for role in Role):
+            return
         prompt_tokens = len(expanded.token_ids)
         context_length = self._registry.model().context_length
         if prompt_tokens >= context_length:

@@ -35,9 +35,11 @@ class Routes:
     @property
     def disaggregates(self) -> bool:
         """Whether prefill and decode run apart now, if only for some requests."""
-        if self._mode == "auto":
-            return bool(self._registry.available(Role.PREFILL)) or not self._unified()
-        return self._mode == "always"
+        if self._mode != "auto":
+            return self._mode == "always"
+        if self._registry.available(Role.PREFILL) or self._unified():
+            return bool(self._registry.available(Role.PREFILL))
+        return self._registry.expects(Role.PREFILL)  # whoever is away will be back
 
     @property
     def has_both_ways(self) -> bool:
