@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -105,10 +106,10 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> EpdError:
     """What a peer answered, as the error it raised; codes of no EpdError become InternalError."""
     code, message = error.code().name, error.details() or error.code().name
     try:
-        status = rpc_status.from_call(error)  # type: ignore[arg-type]
-    except ValueError:  # details that contradict the status: a foreign server
-        status = None
-    reason, metadata, retry_after_s, field = _details(status)
+        details = _details(rpc_status.from_call(error))  # type: ignore[arg-type]
+    except (ValueError, DecodeError):  # they contradict the status or are none: a foreign server
+        details = _details(None)
+    reason, metadata, retry_after_s, field = details
     if reason is None and code == UnavailableError.code:
         reason, message = connection_failure(message) or (PEER_UNREACHABLE, message)
     found = error_from_code(code, message, reason, field=field, retry_after_s=retry_after_s)
@@ -117,7 +118,11 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> EpdError:
 
 
 def error_from_status(status: status_pb2.Status) -> EpdError:
-    """The error that :func:`status_from_error` made a status of."""
+    """The error that :func:`status_from_error` made a status of.
+
+    Raises:
+        ValueError, DecodeError: it made no such status.
+    """
     reason, metadata, retry_after_s, field = _details(status)
     code = code_pb2.Code.Name(code_pb2.Code.ValueType(status.code))
     found = error_from_code(code, status.message, reason, field=field, retry_after_s=retry_after_s)

@@ -5,9 +5,15 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from google.rpc import status_pb2
+from google.protobuf.message import DecodeError
+from google.rpc import code_pb2, status_pb2
 
-from epd.errors import DeadlineExceededError, EpdError, ResourceExhaustedError
+from epd.errors import (
+    DeadlineExceededError,
+    EpdError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from epd.handover.control import Reservation
 from epd.rpc.status import error_from_status
 from epd.v1 import decode_pb2
@@ -48,6 +54,7 @@ class ReserveCalls:
 
         Raises:
             EpdError: as the worker answered, or why the stream is over.
+            UnavailableError: likewise, or its answer is neither a reservation nor an error.
             DeadlineExceededError: no answer in time.
             ResourceExhaustedError: the stream takes no more.
         """
@@ -81,7 +88,7 @@ class ReserveCalls:
                 del self._waiting[number]
             if answer.HasField("reservation"):
                 return reservation_from_proto(transfer_id, answer.reservation)
-            raise error_from_status(status_pb2.Status.FromString(answer.status))
+            raise _refusal(answer.status)
 
     def answered(self, answer: decode_pb2.Reserved) -> None:
         """An answer has come; whoever asked may have given up."""
@@ -95,3 +102,16 @@ class ReserveCalls:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(self._over.with_traceback(None))
+
+
+def _refusal(serialized: bytes) -> EpdError:
+    """The error in an answer. What is none is that worker's fault, so another one may be tried."""
+    try:
+        status = status_pb2.Status.FromString(serialized)
+        if status.code == code_pb2.OK:
+            raise ValueError("it is neither a reservation nor an error")
+        return error_from_status(status)
+    except (DecodeError, ValueError) as error:
+        return UnavailableError(
+            f"decode's answer to Reserve is malformed: {error}", reason="MALFORMED_ANSWER"
+        )

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from epd.v1 import worker_pb2, worker_pb2_grpc
+from epd.rpc.request_context import new_id
+from epd.v1 import decode_pb2, decode_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.support.ask import ask, generate_request, greedy
 from tests.support.faults import frozen
 from tests.support.fleet import fleet_of
@@ -126,6 +127,39 @@ async def test_two_routers_give_each_worker_its_share_and_use_no_memory_twice(
     for process in (*fleet.of_role("prefill"), *fleet.of_role("decode")):
         scraped = fleet.scrape(process.name)
         assert not any(scraped.total(name) for name in LOST), process.name
+
+
+async def test_a_router_stays_away_from_a_worker_that_others_keep_busy(
+    fleet, channels, open_channel
+):
+    """What it has sent itself tells nothing here: it has one request at a time."""
+    idle = fleet.idle_level()
+    decode = open_channel(fleet.processes["decode-0"].address)
+    stub = decode_pb2_grpc.DecodeServiceStub(decode)
+    waiting = questions(100)
+    for _ in range(5):
+        # Whose KV never comes: they count from their call on, and compute nothing.
+        others = [
+            stub.Decode(
+                decode_pb2.DecodeRequest(
+                    token_ids=[1, 2, 3], sampling=greedy(TOKENS), transfer_id=new_id()
+                )
+            )
+            for _ in range(8)
+        ]
+        async with asyncio.timeout(60):
+            await reported(decode, len(others))
+        before = served(fleet, "decode")
+        for _, question in itertools.islice(waiting, 20):
+            await ask(channels[0], generate_request(question, greedy(4)))
+        calls, _ = await ended(fleet, "decode", before, 20)
+        for call in others:
+            call.cancel()
+        fleet.assert_back_to_idle(idle)
+        if calls == [0, 20]:
+            return
+        # The router may have read of them after it had sent its first ones.
+    pytest.fail(f"the busy worker had {calls[0]} of 20 requests")
 
 
 async def test_what_one_router_has_sent_shows_at_decode_while_its_prompt_is_not_computed_yet(

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from google.protobuf import any_pb2
+from google.rpc import code_pb2, status_pb2
 
 from epd.errors import (
     DeadlineExceededError,
@@ -22,7 +24,7 @@ from epd.handover.control import DecodeControl, Reservation
 from epd.rpc.server_calls import ServerCalls
 from epd.telemetry.setup import start_telemetry
 from epd.transfer.base import Segment
-from epd.v1 import decode_pb2_grpc
+from epd.v1 import decode_pb2, decode_pb2_grpc
 from services.decode.pairing import Pairings, PairingTerms
 from services.decode.reserving import Reserving
 from services.prefill import peer_link
@@ -71,8 +73,32 @@ class Receiver:
         return reservation(name, token_count - len(block_hashes))
 
 
+#: Statuses of answers that are none, by the name that is answered so.
+MALFORMED = {
+    "empty": b"",
+    "no message": b"\xff\xff",
+    "no such code": status_pb2.Status(code=99, message="?").SerializeToString(),
+    "bad detail": status_pb2.Status(
+        code=code_pb2.UNAVAILABLE,
+        details=[any_pb2.Any(type_url="type.googleapis.com/google.rpc.RetryInfo", value=b"\xff")],
+    ).SerializeToString(),
+}
+
+
+class MalformedAnswers(Reserving):
+    """A decode worker of another making: some of its answers cannot be read."""
+
+    async def answer(self, instance_id: str, request: decode_pb2.Reserve) -> decode_pb2.Reserved:
+        name = bytes.fromhex(request.transfer_id).rstrip(b"\0").decode()
+        if name in MALFORMED:
+            return decode_pb2.Reserved(number=request.number, status=MALFORMED[name])
+        return await super().answer(instance_id, request)
+
+
 @asynccontextmanager
-async def pair(reserve_timeout_s: float = LONG_S) -> AsyncIterator[tuple[DecodeControl, Receiver]]:
+async def pair(
+    reserve_timeout_s: float = LONG_S, reserving: type[Reserving] = Reserving
+) -> AsyncIterator[tuple[DecodeControl, Receiver]]:
     """What a prefill worker may ask a decode worker, once both are paired."""
     receiver, end = Receiver(), DecodeEnd("d1", LAYOUT, LONG_S, ("local",))
     telemetry = start_telemetry("decode", "d1")
@@ -81,7 +107,7 @@ async def pair(reserve_timeout_s: float = LONG_S) -> AsyncIterator[tuple[DecodeC
         PairingTerms([agent("d1")], LAYOUT, 0.02, LONG_S, MAX_RESERVES),
         end._join,
         end._leave,
-        Reserving(receiver, calls).answer,  # type: ignore[arg-type]
+        reserving(receiver, calls).answer,  # type: ignore[arg-type]
     )
     server = grpc.aio.server()
     decode_pb2_grpc.add_DecodeServiceServicer_to_server(end, server)
@@ -166,6 +192,15 @@ async def test_a_refusal_is_the_same_error_on_the_other_side(
                 assert wrong.field == "block_hashes"
             case InternalError() as bug:
                 assert "secret" not in bug.message
+        await ask(control, "a")  # the stream is as good as before
+
+
+async def test_an_answer_that_cannot_be_read_is_the_workers_fault_and_may_be_retried() -> None:
+    async with pair(reserving=MalformedAnswers) as (control, _):
+        for name in MALFORMED:
+            with pytest.raises(UnavailableError) as refusal:
+                await ask(control, name)
+            assert refusal.value.reason == "MALFORMED_ANSWER"
         await ask(control, "a")  # the stream is as good as before
 
 

@@ -2,7 +2,8 @@
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from epd import errors
@@ -119,6 +120,16 @@ async def test_an_unreachable_peer_is_told_apart_from_one_that_refuses():
 def test_codes_of_no_error_class_become_internal():
     inner = answered(grpc.StatusCode.UNKNOWN, "odd")
     assert isinstance(error_from_rpc(inner), errors.InternalError)
+
+
+def test_details_that_cannot_be_read_say_nothing():
+    unreadable = any_pb2.Any(type_url="type.googleapis.com/google.rpc.RetryInfo", value=b"\xff")
+    status = status_pb2.Status(code=14, message="gone", details=[unreadable])
+    trailers = grpc.aio.Metadata(("grpc-status-details-bin", status.SerializeToString()))
+    foreign = grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailers, "gone", None
+    )
+    assert isinstance(error_from_rpc(foreign), errors.UnavailableError)
 
 
 def test_root_error_of_nested_groups():

@@ -12,6 +12,7 @@ import time
 import grpc
 import pytest
 from cryptography import x509
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from epd.config import ConfigError, resolve
 from epd.errors import EpdError, PermissionDeniedError, UnavailableError
@@ -19,6 +20,7 @@ from epd.fleet.process import FleetError, ServiceProcess
 from epd.rpc.access import CALLERS
 from epd.rpc.channels import open_channel
 from epd.rpc.client_tls import ClientTls
+from epd.rpc.credentials import ChannelTls
 from epd.rpc.health_probe import ProbeConfig, probe
 from epd.rpc.reloading_channel import ReloadingChannel
 from epd.rpc.roles import role_name
@@ -213,7 +215,8 @@ async def test_a_new_certificate_is_used_at_once_and_streams_on_the_old_one_fini
         await anext(answers)
         files = authority.issue(folder, "prefill")
         authority.issue(folder, "router")
-        await until(lambda: served_serial(service.address, router) == files.serial)
+        for address in (service.address, service.metrics_address):
+            await until(lambda at=address: served_serial(at, router) == files.serial)
         await until(lambda: files_in_use.current.certificate == router.certificate.read_bytes())
         for _ in range(3):
             again = stub.Prefill(prefill_pb2.PrefillRequest(token_ids=[1]), timeout=PATIENCE_S)
@@ -222,6 +225,42 @@ async def test_a_new_certificate_is_used_at_once_and_streams_on_the_old_one_fini
         assert len([one async for one in answers]) == 99
         await until(lambda: not channel._retired)
     await client.stop()
+
+
+async def test_a_ca_is_replaced_in_three_steps_and_every_call_is_answered(tmp_path):
+    old, new = Authority(), Authority()
+    ends = ((tmp_path / "server", "prefill"), (tmp_path / "client", "router"))
+    server, client = (old.issue(*end) for end in ends)
+    served = TlsFiles(server.client(""), client_ca=server.ca)
+    shown = TlsFiles(client.client(""))
+    async with (
+        serving(served) as address,
+        open_channel(address, tls=ChannelTls(shown, PREFILL_NAME)) as channel,
+    ):
+        stub = health_pb2_grpc.HealthStub(channel)
+
+        async def answered():
+            for files in (served, shown):
+                files.refresh()
+            await stub.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
+
+        def trust(*authorities):
+            for files in (server, client):
+                replace(files.ca, b"".join(one.pem for one in authorities))
+
+        await answered()
+        trust(old, new)
+        await answered()
+        for end in ends:
+            new.issue(*end)
+        await answered()
+        trust(new)
+        await answered()
+        late = old.issue(tmp_path / "late", "router")
+        replace(late.ca, new.pem)
+        for files, status in ((client, "SERVING"), (late, "UNAVAILABLE")):
+            asked = ProbeConfig(address, tls=files.client(PREFILL_NAME))
+            assert await asyncio.to_thread(probe, asked) == status
 
 
 async def until(condition):
