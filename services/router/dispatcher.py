@@ -49,7 +49,11 @@ class Dispatcher:
         """The soonest first token to be expected, and whether something is ahead of the request.
 
         0 where no prefill worker is measured: in null mode, or while there is none.
+
+        Raises:
+            InvalidRequestError: the prompt is too long, and need not wait to be told.
         """
+        self._parts.expander.check_length(text_only(work))
         prefills = self._registry.available(Role.PREFILL) if self._routes.disaggregates else []
         encoders = self._registry.available(Role.ENCODER)
         images = len(work.prompt.images)
