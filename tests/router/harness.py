@@ -124,6 +124,15 @@ def request(
     )
 
 
+async def all_leave(served: RunningRouter, workers: Sequence[FakeWorker]) -> None:
+    """The workers turn unhealthy; returns once the router knows of none that serves."""
+    for worker in workers:
+        await worker.set_health(False)
+    async with asyncio.timeout(15):
+        while (await served.stub.GetModel(router_pb2.GetModelRequest())).model_name:
+            await asyncio.sleep(0.01)
+
+
 async def failure(call: Any) -> grpc.aio.AioRpcError:
     """The status that a stream ends with, which must not be OK."""
     with pytest.raises(grpc.aio.AioRpcError) as raised:

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from epd.errors import UnavailableError
-from epd.v1 import router_pb2
 from tests.router.fake_workers import Fabric, FakeDecode, FakePrefill, FakeWorker
-from tests.router.harness import answer_of, eventually, request, router, running
+from tests.router.harness import all_leave, answer_of, eventually, request, router, running
 from tests.support.answer import collect
 
 TOKENS = 8
@@ -35,11 +34,7 @@ async def test_an_answer_waits_for_its_workers_within_patience(model: Path, made
     async with running(*workers), router(model, workers, **settings) as served:
         asked = asyncio.create_task(collect(served.stub.Generate(request(max_tokens=TOKENS))))
         await eventually(lambda: decode.open_calls == 1)
-        for worker in workers:
-            await worker.set_health(False)
-        async with asyncio.timeout(15):
-            while (await served.stub.GetModel(router_pb2.GetModelRequest())).model_name:
-                await asyncio.sleep(0.01)
+        await all_leave(served, workers)
         decode.token_s = 0.0
         await decode.break_calls(UnavailableError("restarting"))
         await eventually(lambda: not decode.open_calls)

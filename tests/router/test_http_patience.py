@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from epd.v1 import router_pb2
 from tests.router.conftest import Fleet
-from tests.router.harness import router, running
+from tests.router.harness import all_leave, router, running
 from tests.router.test_http_bounds import exchange, post
 
 
@@ -20,11 +19,7 @@ async def test_a_request_that_meets_no_worker_waits_for_one_within_patience(
     said = [{"role": "user", "content": "x"}]
     body = json.dumps({"model": "m", "max_tokens": 2, "messages": said}).encode()
     async with running(*fleet.workers), router(model, fleet.workers, **settings) as served:
-        for worker in fleet.workers:
-            await worker.set_health(False)
-        async with asyncio.timeout(15):
-            while (await served.stub.GetModel(router_pb2.GetModelRequest())).model_name:
-                await asyncio.sleep(0.01)
+        await all_leave(served, fleet.workers)
         asked = asyncio.create_task(exchange(served.http, post(body), timeout_s=60))
         await asyncio.wait({asked}, timeout=absent_s)  # or until it is answered
         for worker in fleet.workers:

@@ -4,9 +4,8 @@ import asyncio
 from pathlib import Path
 
 from epd.telemetry.prometheus import scrape
-from epd.v1 import router_pb2
 from tests.router.conftest import Fleet
-from tests.router.harness import request, router, running
+from tests.router.harness import all_leave, request, router, running
 from tests.router.test_http_bounds import exchange
 from tests.support.answer import collect
 
@@ -31,11 +30,7 @@ async def test_the_wait_for_a_first_worker_is_part_of_a_requests_duration(
 ) -> None:
     settings = {"metrics_port": "0", "worker_patience_s": "30"}
     async with running(*fleet.workers), router(model, fleet.workers, **settings) as served:
-        for worker in fleet.workers:
-            await worker.set_health(False)
-        async with asyncio.timeout(15):
-            while (await served.stub.GetModel(router_pb2.GetModelRequest())).model_name:
-                await asyncio.sleep(0.01)
+        await all_leave(served, fleet.workers)
         asked = asyncio.create_task(collect(served.stub.Generate(request(max_tokens=2))))
         await asyncio.sleep(0.5)
         for worker in fleet.workers:
