@@ -154,6 +154,11 @@ class KvSender:
         )
         self._pushes[request_id] = push
         try:
+            # A push counts its lease's age from when it was asked for. One that has waited long for
+            # decode's memory would be too old for its first WRITE.
+            waited_s = (time.monotonic_ns() - asked_ns) / 1e9
+            if waited_s > reservation.progress_timeout_s / 4:
+                await self._renew([push])
             yield push
         except BaseException as error:
             self._fail(push, _typed(error))

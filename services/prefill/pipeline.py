@@ -117,7 +117,6 @@ class PrefillPipeline:
                 engine_id, job.transfer_id, peer.target, len(job.token_ids), hashes
             ) as push:
                 stages.count(semconv.SPAN_RESERVE, time.monotonic_ns() - asked_ns)
-                await _renew_if_old(push, asked_ns)
                 compute = self._computation.run(job, engine_id, matcher, custody, stages)
                 try:
                     done = await _unless_failed(push, compute)
@@ -174,17 +173,6 @@ async def _hashes(job: PrefillJob, block_size: int) -> list[bytes]:
     if len(job.token_ids) <= INLINE_HASH_TOKENS:
         return block_hashes(job.token_ids, job.images, block_size)
     return await asyncio.to_thread(block_hashes, job.token_ids, job.images, block_size)
-
-
-async def _renew_if_old(push: KvPush, asked_ns: int) -> None:
-    """Before each WRITE a push looks how old its lease may be, counted from when it was asked for.
-    One that has waited for decode's memory would be too old from the start.
-    """
-    now_ns = time.monotonic_ns()
-    if (now_ns - asked_ns) / 1e9 > push.reservation.progress_timeout_s / 4:
-        given_up = await push.target.control.renew([push.transfer_id])
-        if not given_up:
-            push.renewed(now_ns)
 
 
 async def _unless_failed(push: KvPush, work: Coroutine[None, None, T]) -> T:

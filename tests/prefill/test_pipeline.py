@@ -129,7 +129,6 @@ async def test_a_reservation_that_waited_longer_than_a_lease_lasts_is_written_to
         monkeypatch.setattr(pair.control, "reserve", waits)
         clock = SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() - waited_ns)
         monkeypatch.setattr("epd.handover.sender.time", clock)
-        monkeypatch.setattr("services.prefill.pipeline.time", clock)
         done = PrefillDone(42, -0.5, None, 0, 1, time.monotonic_ns(), ())
         first, pushed = await run(make_pipeline(pair, KvMetrics(), done))
         assert first.first_token.token_id == 42
