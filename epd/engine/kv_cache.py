@@ -1,10 +1,12 @@
 """The memory that holds the KV of all requests."""
 
+import math
 from dataclasses import replace
 
 import torch
 
 from epd.engine.kv_layout import KvLayout, KvRegion
+from epd.host_memory import host_memory
 
 
 class KVCache:
@@ -25,7 +27,7 @@ class KVCache:
             layout.head_dim,
         )
         self.num_blocks = num_blocks
-        self.tensor = torch.empty(shape, dtype=getattr(torch, layout.dtype), device=device).zero_()
+        self.tensor = _zeros(shape, getattr(torch, layout.dtype), device)
         self.layers = tuple(self.tensor.unbind(0))
         region = KvRegion(
             first_layer=0,
@@ -43,3 +45,10 @@ class KVCache:
         """A copy of one block's bytes, keys and values. Waits for the device; for checksums."""
         block_tensor = self.layers[layer][block].contiguous().cpu()
         return block_tensor.view(torch.uint8).numpy().tobytes()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = host_memory(math.prod(shape) * dtype.itemsize)
+    return torch.from_numpy(memory).view(dtype).view(shape)

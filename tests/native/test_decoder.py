@@ -1,5 +1,6 @@
 """The native decoder computes what the transformers module does, in any grouping of tokens."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -151,3 +152,49 @@ def test_a_library_that_cannot_be_loaded_is_a_build_error(tmp_path: Path) -> Non
     broken.write_text("no library")
     with pytest.raises(NativeBuildError, match="cannot be loaded"):
         NativeLibrary(threads=1, path=broken)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_layers_that_are_watched_one_by_one_give_the_same_bits(family: ModelFamily) -> None:
+    """Watched, the layers are called one by one; unwatched, all in one native call."""
+    watched, unwatched = native_runner(family), native_runner(family)
+    calls: list[tuple[str, int]] = []
+    run = TokenRun(PROMPTS[0], 0, len(PROMPTS[0]), blocks(0), True)
+    found = watched.run(
+        [run],
+        layer_written=lambda layer: calls.append(("written", layer)),
+        before_layer=lambda layer: calls.append(("before", layer)),
+    )
+    layers = range(family.attention_shape.layer_count)
+    assert calls == [(name, layer) for layer in layers for name in ("before", "written")]
+    assert torch.equal(found, unwatched.run([run]))
+    assert torch.equal(watched.kv_cache.tensor, unwatched.kv_cache.tensor)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_step_that_nobody_watches_is_one_native_call(family: ModelFamily, watched: bool) -> None:
+    """Between calls the engine thread may wait for the interpreter, twice a layer."""
+    execution = choose_execution(family, family.load_language(torch.float32, CPU), threads=1)
+    decoder = execution.modules.body
+    assert isinstance(decoder, NativeDecoder)
+    calls: Counter[str] = Counter()
+    decoder._library.functions = CountedCalls(decoder._library.functions, calls)  # type: ignore[assignment]
+    runner = LanguageRunner(family, execution.modules, kv_cache(family), execution.attention)
+    run = TokenRun(PROMPTS[1], 0, len(PROMPTS[1]), blocks(0), True)
+    runner.run([run], layer_written=(lambda layer: None) if watched else None)
+    layers = family.attention_shape.layer_count
+    halves = calls["epd_attention_half"], calls["epd_mlp_half"]
+    assert (*halves, calls["epd_layers"]) == ((layers, layers, 0) if watched else (0, 0, 1))
+
+
+class CountedCalls:
+    """The library's functions; each use of one is counted."""
+
+    def __init__(self, functions: Any, counts: Counter[str]) -> None:
+        self._functions = functions
+        self._counts = counts
+
+    def __getattr__(self, name: str) -> Any:
+        self._counts[name] += 1
+        return getattr(self._functions, name)

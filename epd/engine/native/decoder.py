@@ -11,11 +11,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from epd.engine.attention import PagedStep
 from epd.engine.native.attention import NativeAttention, paged_kv
 from epd.engine.native.library import NativeLibrary
-from epd.engine.native.structs import LayerCall, LayerShape, LayerWeights
+from epd.engine.native.structs import LayerCall, LayerShape, LayerWeights, PagedKv
 
 
 class NativeDecoder(nn.Module):
-    """Stands in for ``body`` (all layers and the final norm): two native calls per layer.
+    """Stands in for ``body`` (all layers and the final norm): one native call for all layers, or
+    two for each when somebody is to be told of single ones.
 
     Projections that read the same input become one matrix, laid out once. The module's own weights
     turn into views of it, so ``body`` stays usable, as the reference and for any step that another
@@ -28,7 +29,8 @@ class NativeDecoder(nn.Module):
         self._library = library
         self._shape = shape
         self._fused: list[torch.Tensor] = []
-        self._weights = [self._layer_weights(layer) for layer in body.layers]
+        weights = [self._layer_weights(layer) for layer in body.layers]
+        self._weights = (LayerWeights * len(weights))(*weights)
         self._scratch = torch.empty(0)
 
     def forward(
@@ -71,11 +73,18 @@ class NativeDecoder(nn.Module):
             threads=self._library.threads,
         )
         cosine_at, sine_at = cosine.data_ptr(), sine.data_ptr()
-        for layer, (weights, layer_kv) in enumerate(zip(self._weights, step.layers, strict=True)):
+        count = len(self._weights)
+        kv = (PagedKv * count)(*map(paged_kv, step.layers))
+        if step.before_layer is None and step.layer_written is None:
+            # Between calls this thread would wait for the interpreter's lock, twice a layer, while
+            # an event loop with many streams holds it most of the time.
+            functions.epd_layers(call, self._weights, kv, count, cosine_at, sine_at, sequences)
+            return
+        for layer in range(count):
             if step.before_layer is not None:
                 step.before_layer(layer)
-            call.weights = ctypes.pointer(weights)
-            functions.epd_attention_half(call, cosine_at, sine_at, paged_kv(layer_kv), sequences)
+            call.weights = ctypes.pointer(self._weights[layer])
+            functions.epd_attention_half(call, cosine_at, sine_at, kv[layer], sequences)
             if step.layer_written is not None:
                 step.layer_written(layer)
             functions.epd_mlp_half(call)

@@ -24,6 +24,10 @@ _SIGNATURES = {
     "epd_scratch_floats": ([ctypes.POINTER(structs.LayerShape), _I64], _I64),
     "epd_attention_half": ([_CALL, _P, _P, _KV, _SEQUENCES], None),
     "epd_mlp_half": ([_CALL], None),
+    "epd_layers": (
+        [_CALL, ctypes.POINTER(structs.LayerWeights), _KV, _I32, _P, _P, _SEQUENCES],
+        None,
+    ),
 }
 
 

@@ -40,4 +40,16 @@ void epd_attention_half(const LayerCall* call, const float* cosine, const float*
 }
 
 void epd_mlp_half(const LayerCall* call) { mlp_half(*call); }
+
+// All layers, for steps in which nobody waits for single ones; `call` comes without weights.
+void epd_layers(const LayerCall* call, const LayerWeights* weights, const PagedKv* kv,
+                int32_t count, const float* cosine, const float* sine,
+                const Sequences* sequences) {
+  LayerCall layer = *call;
+  for (int32_t index = 0; index < count; ++index) {
+    layer.weights = weights + index;
+    attention_half(layer, cosine, sine, kv[index], *sequences);
+    mlp_half(layer);
+  }
+}
 }
