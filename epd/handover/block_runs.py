@@ -25,17 +25,16 @@ class BlockSlice:
 
 def block_runs(local: Sequence[int], remote: Sequence[int]) -> Runs:
     """Pairs block ids position by position and joins neighbours."""
-    assert len(local) == len(remote)
-    runs = np.ones((len(local), 3), dtype=np.int64)
-    runs[:, 0], runs[:, 1] = local, remote
-    begins = np.ones(len(local), dtype=bool)
-    begins[1:] = (runs[1:, :2] - runs[:-1, :2] != 1).any(axis=1)
-    if not begins.all():
-        firsts = begins.nonzero()[0]
-        runs = runs[firsts]
-        runs[:-1, 2] = firsts[1:] - firsts[:-1]
-        runs[-1, 2] = len(local) - firsts[-1]
-    return runs
+    # Plain Python: for up to some 100 blocks, array operations that have left the caches cost more.
+    runs: list[int] = []
+    here = there = -2
+    for source, target in zip(local, remote, strict=True):
+        if source == here + 1 and target == there + 1:
+            runs[-1] += 1
+        else:
+            runs += source, target, 1
+        here, there = source, target
+    return np.array(runs, dtype=np.int64).reshape(-1, 3)
 
 
 def block_slices(local: KvLayout, remote: KvLayout) -> tuple[BlockSlice, ...]:
@@ -124,11 +123,12 @@ class _Places:
 
     def runs(self, layers: range, firsts: Column, counts: Column) -> SegmentArray:
         """One segment per layer and run of neighbouring whole blocks. Dense places only."""
-        begins = self.rows[layers.start : layers.stop, None] * (1, 0, 1)
-        within = np.zeros((len(firsts), 3), dtype=np.int64)
-        within[:, 0], within[:, 1] = firsts, counts
-        within *= self.block_bytes
-        return SegmentArray((begins + within).reshape(-1, 3))
+        rows = np.empty((len(layers), len(firsts), 3), dtype=np.int64)
+        places = self.rows[layers.start : layers.stop, :, None]
+        np.add(places[:, 0], firsts * self.block_bytes, out=rows[..., 0])
+        rows[..., 1] = counts * self.block_bytes
+        rows[..., 2] = places[:, 2]
+        return SegmentArray(rows.reshape(-1, 3))
 
     def segments(
         self, layers: range, blocks: Column, offsets: Column, lengths: Column

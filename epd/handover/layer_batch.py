@@ -24,13 +24,8 @@ class LayerBatch:
     seal: Segment | None = None
 
     def takes(self, layer: int, step: StepSegments, most_bytes: int) -> bool:
-        """Whether a layer may join: the next one of the same step, and not too much in all.
-
-        A step's first WRITE takes half as much, so that there is a second one to prepare for and
-        the seal finds layers that have not left.
-        """
+        """Whether a layer may join: the next one of the same step, and not too much in all."""
         grown = self.step.layer_bytes * (len(self.layers) + 1)
-        most_bytes = most_bytes if self.layers.start else most_bytes // 2
         return layer == self.layers.stop and step is self.step and grown <= most_bytes
 
     def add_next(self) -> None:

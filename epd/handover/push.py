@@ -205,6 +205,7 @@ class KvPush:
 
     def _take(self, batch: LayerBatch) -> TransferContent:
         """Agent thread: what a batch has come to; nothing joins it any more."""
+        batch.step.prepare()  # takes a while, in which further layers and the seal may join
         with self._lock:
             if self._batch is batch:
                 self._batch = None

@@ -30,12 +30,16 @@ class StepSegments:
         self._layer_count = layer_count
         self._pairs: tuple[SegmentArray, SegmentArray] | None = None
 
-    def of_layers(self, layers: range) -> tuple[SegmentArray, SegmentArray]:
-        """Segment pairs of some layers, here and there."""
+    def prepare(self) -> tuple[SegmentArray, SegmentArray]:
+        """Segment pairs of all layers, layer by layer; works them out when called first."""
         if self._pairs is None:
             runs = block_runs(self._local, self._remote)
             self._pairs = self._route.segments(runs, range(self._layer_count))
-        sources, targets = self._pairs
+        return self._pairs
+
+    def of_layers(self, layers: range) -> tuple[SegmentArray, SegmentArray]:
+        """Segment pairs of some layers, here and there."""
+        sources, targets = self.prepare()
         each = len(sources) // self._layer_count
         part = slice(layers.start * each, layers.stop * each)
         return sources[part], targets[part]

@@ -23,9 +23,9 @@ NoticeCallback = Callable[[list[tuple[str, bytes]]], None]
 class AgentConfig:
     """Seconds and bytes of the agent thread.
 
-    Between posts of at most ``piece_bytes`` notices are drained. The thread polls every ``poll_s``,
-    and more often just after something has moved, while transfers run or somebody has announced
-    that a peer's are due, else every ``idle_poll_s``: without a progress thread in the library a
+    Between posts of at most ``piece_bytes`` notices are drained where any are announced. The thread
+    polls every ``poll_s``, and more often just after something has moved, while transfers run or
+    somebody has announced that a peer's are due, else every ``idle_poll_s``: without a progress thread in the library a
     passive side makes progress only when it polls, and a WRITE to one that sleeps takes as long as
     its nap.
     """
@@ -121,7 +121,8 @@ class TransferLoop:
                 remaining.append(job)
             if state is not JobState.WAITING:
                 moved = True
-                self._drain(backend)
+                if self.announced:
+                    self._drain(backend)  # a post takes a while where it copies
         self._jobs = remaining
         return moved
 
