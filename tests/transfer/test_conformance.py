@@ -150,6 +150,28 @@ def test_a_transfer_with_a_hung_peer_does_not_fail_and_its_notice_arrives_later(
     assert [notice for _, notice in peer.notices(1)] == [b"late"]
 
 
+def test_transfers_with_a_hung_peer_hold_up_no_other(agent, buffer, make_peer):
+    hung, living = make_peer(), make_peer()
+    if not isinstance(hung, ProcessPeer):
+        pytest.skip("a process of its own is needed to hang")
+    size = 1 << 20
+    for one in (hung, living):
+        agent.connect(one.descriptor).result(WAIT)
+        agent.write(one.descriptor.agent_name, [buffer.part(0, 9)], [one.at(0, 9)]).result(WAIT)
+    hung.hang()
+    waiting = [
+        agent.write(hung.descriptor.agent_name, [buffer.part(0, size)], [hung.at(0, size)])
+        for _ in range(2 * agent.config.max_in_flight)
+    ]
+    agent.write(
+        living.descriptor.agent_name, [buffer.part(0, size)], [living.at(0, size)], b"alive"
+    ).result(WAIT)
+    assert [notice for _, notice in living.notices(1)] == [b"alive"]
+    assert not all(one.done() for one in waiting)
+    hung.go_on()
+    assert all(one.result(WAIT).byte_count == size for one in waiting)
+
+
 def test_a_peer_restarted_five_times_is_reached_again_each_time(agent, buffer, make_peer):
     fill(buffer)
     for generation in range(6):
