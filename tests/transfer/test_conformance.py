@@ -211,3 +211,26 @@ def test_a_hundred_transfers_all_arrive_and_each_notice_follows_its_data(agent, 
         assert peer.peek(last * size, 512) == buffer.view(last * size, 512).tobytes()
     assert sorted(arrived) == sorted(b"piece %d" % n for n in range(100))
     assert sum(one.result(WAIT).byte_count for one in done) == 100 * size
+
+
+def test_transfers_that_wait_for_a_peer_that_is_left_end_with_those_that_run(
+    agent, buffer, make_peer
+):
+    """Not each when its own time is up: the memory they hold is needed."""
+    peer = make_peer()
+    if not isinstance(peer, ProcessPeer):
+        pytest.skip("a process of its own is needed to die")
+    agent.connect(peer.descriptor).result(WAIT)
+    agent.write(peer.descriptor.agent_name, [buffer.part(0, 9)], [peer.at(0, 9)]).result(WAIT)
+    peer.hang()
+    waiting = [
+        agent.write(peer.descriptor.agent_name, [buffer.part(0, 1 << 20)], [peer.at(0, 1 << 20)])
+        for _ in range(40)
+    ]
+    time.sleep(0.1)
+    peer.kill()
+    agent.disconnect(peer.descriptor.agent_name).result(WAIT)
+    began = time.monotonic()
+    ends = [one.exception(WAIT) for one in waiting]
+    assert all(end is None or isinstance(end, TransferFailedError) for end in ends)
+    assert time.monotonic() - began < 15
