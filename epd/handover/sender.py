@@ -92,7 +92,8 @@ class KvSender:
     def on_layer(self, layer: int, progress: Sequence[LayerProgress]) -> None:
         """The engine's layer hook: pushes what a layer of a step has made complete.
 
-        Engine thread. Computes runs of blocks and queues WRITEs; never waits.
+        Engine thread, or one that this one waits for. Computes runs of blocks and queues WRITEs;
+        never waits.
         """
         for one in progress:
             push = self._pushes.get(one.request_id)
