@@ -159,6 +159,13 @@ def test_shared_prefix_is_released_not_quarantined():
     table.check_integrity()
 
 
+def test_a_reservation_leaves_what_runs_room_to_grow():
+    table, pool, _ = make_table([0], headroom=3, peer_share=1.0)
+    assert table.grant("large", "p", BLOCKS - 2) is None
+    assert pool.num_free == BLOCKS
+    assert table.grant("fits", "p", BLOCKS - 3) is not None
+
+
 def test_tombstones_are_bounded_and_expire():
     clock = [0]
     table, _, _ = make_table(clock, max_tombstones=10, tombstone_s=1)
