@@ -275,6 +275,33 @@ def test_a_short_prompt_does_not_sit_out_a_long_one() -> None:
     assert lengths(scheduler.schedule()) == {"l": 12}, "alone again it has the whole step"
 
 
+def test_a_prompt_of_several_steps_does_not_sit_out_a_far_longer_one() -> None:
+    """With half of each step, 4 tokens in whole blocks, and those of the other half go on."""
+    scheduler, pool = make(num_blocks=400, prefix_cache=False)
+    long, short = (sequence(n, s, RequestMode.PREFILL_ONLY) for n, s in (("l", 1200), ("s", 40)))
+    scheduler.add(long)
+    finish_step(scheduler, scheduler.schedule())
+    scheduler.add(short)
+    for _ in range(10):
+        plan = scheduler.schedule()
+        assert lengths(plan)["l"] >= 4
+        assert sum(lengths(plan).values()) <= CONFIG.token_budget
+        finish_step(scheduler, plan)
+    assert short.computed_len == 40
+    pool.check_integrity()
+
+
+def test_a_long_prompt_that_has_begun_beside_the_oldest_takes_only_what_that_leaves() -> None:
+    scheduler, _ = make(num_blocks=400, token_budget=15, prefix_cache=False)
+    first, second = (sequence(n, 400, RequestMode.PREFILL_ONLY) for n in "ab")
+    scheduler.add(first)
+    scheduler.add(second)
+    for _ in range(20):
+        finish_step(scheduler, plan := scheduler.schedule())
+        assert lengths(plan)["a"] == 12
+    assert second.computed_len < first.computed_len // 2
+
+
 def test_long_prompts_of_one_prefix_follow_each_other_and_compute_it_once() -> None:
     scheduler, _ = make(num_blocks=200)
     prompts = [sequence(f"same {number}", 100, RequestMode.PREFILL_ONLY) for number in range(3)]
