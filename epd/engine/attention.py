@@ -58,9 +58,10 @@ AttentionFactory = Callable[[AttentionMetadata], StepAttention]
 class PagedStep:
     """What travels through the model as a keyword argument to each attention layer.
 
-    ``layer_written`` is called with a layer's index when its KV of this step is final in the pool.
-    On a GPU it belongs after an event recorded on the stream that wrote it. ``before_layer`` is
-    called with a layer's index before anything of it is written or read, and may wait or raise.
+    ``layer_written`` is called with a layer's index when what writes its KV of this step is done,
+    or queued on a device that runs behind its host (see :mod:`epd.engine.layer_events`).
+    ``before_layer`` is called with a layer's index before anything of it is written or read, and
+    may wait or raise.
     """
 
     layers: Sequence[torch.Tensor]

@@ -14,6 +14,7 @@ from epd.engine.grammar import GrammarCompiler
 from epd.engine.kv_cache import KVCache
 from epd.engine.kv_layout import KvLayout
 from epd.engine.language_runner import LanguageRunner
+from epd.engine.layer_events import LayerEvents, record_on_stream
 from epd.engine.native.select import Execution, choose_execution
 from epd.engine.torch_attention import TorchAttention
 from epd.engine.vision_runner import VisionRunner
@@ -54,7 +55,8 @@ def build_engine(
     if config.native:
         execution = choose_execution(family, modules, config.threads)
     kv_cache = KVCache(layout, config.num_blocks, device)
-    runner = LanguageRunner(family, execution.modules, kv_cache, execution.attention)
+    events = LayerEvents(record_on_stream) if device.type == "cuda" else None
+    runner = LanguageRunner(family, execution.modules, kv_cache, execution.attention, events)
     pool = BlockPool(config.num_blocks, config.block_size, config.prefix_cache)
     grammars = GrammarCompiler(folder, family.vocab_size, family.end_token_ids)
     return Engine(runner, pool, config, grammars, layer_hook)

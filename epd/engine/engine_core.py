@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 #: Gets the events of a step, on the engine thread; must be quick and not raise.
 Deliver = Callable[[list[tuple[str, EngineEvent]]], None]
-#: Told after each layer of a step which KV of PREFILL_ONLY requests is final, on the engine thread.
+#: Told after each layer of a step which KV of PREFILL_ONLY requests is final, on the engine thread
+#: or, on a GPU, on one that it waits for before the step is over.
 LayerHook = Callable[[int, Items[LayerProgress]], None]
 
 

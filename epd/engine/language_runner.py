@@ -12,6 +12,7 @@ import torch
 from epd.engine.attention import AttentionFactory, AttentionMetadata, PagedStep
 from epd.engine.families.base import LanguageModules, ModelFamily
 from epd.engine.kv_cache import KVCache
+from epd.engine.layer_events import LayerEvents
 from epd.engine.requests import PromptImage
 
 
@@ -42,7 +43,8 @@ class TokenRun:
 class LanguageRunner:
     """Embeds tokens and images, runs the layers over the paged KV, projects the last tokens.
 
-    Driven by one thread. Holds no state between calls but weights and KV.
+    Driven by one thread. Holds no state between calls but weights and KV. ``layer_events``: on a
+    device that runs behind its host.
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class LanguageRunner:
         modules: LanguageModules,
         kv_cache: KVCache,
         attention: AttentionFactory,
+        layer_events: LayerEvents | None = None,
     ) -> None:
         self.family = family
         self.kv_cache = kv_cache
         self._modules = modules
         self._attention = attention
+        self._layer_events = layer_events
         self._device = kv_cache.tensor.device
         self._block_size = kv_cache.layout.block_size
 
@@ -69,8 +73,22 @@ class LanguageRunner:
         """Writes the KV of all runs; returns logits [runs with ``sample``, vocabulary] in float32.
 
         Runs of one token must come first. ``before_layer`` and ``layer_written`` are called once
-        per layer, in order; what the former raises ends the step.
+        per layer, in order, the latter when the layer's KV is in the pool; what the former raises
+        ends the step.
         """
+        if self._layer_events is None or layer_written is None:
+            return self._forward(runs, layer_written, before_layer)
+        try:
+            return self._forward(runs, self._layer_events.follow(layer_written), before_layer)
+        finally:
+            self._layer_events.finish()
+
+    def _forward(
+        self,
+        runs: Sequence[TokenRun],
+        layer_written: Callable[[int], None] | None,
+        before_layer: Callable[[int], None] | None,
+    ) -> torch.Tensor:
         attention = self._attention(self._metadata(runs))
         step = PagedStep(self.kv_cache.layers, attention, layer_written, before_layer)
         embedded, levels = self._embed(runs)

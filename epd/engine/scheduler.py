@@ -20,6 +20,9 @@ from epd.engine.engine_config import EngineConfig
 from epd.engine.requests import RequestMode
 from epd.engine.sequence import Sequence, SequenceState
 
+#: A prompt that is shorter by this factor than what is left of the oldest may overtake it.
+_FAR_FEWER = 8
+
 
 class ScheduledRun(NamedTuple):
     """Tokens ``start`` to ``end`` of a sequence are computed in this step."""
@@ -229,7 +232,11 @@ class Scheduler:
                 (early if sequence.lacks_images else prompts).append(sequence)
         left = budget
         if prompts and prompts[0].remaining_len > left:
-            left -= self._schedule_overtakers(plan, left // 2)
+            half, oldest = left // 2, prompts[0]
+            ahead = [s for s in prompts[1:] if _overtakes(s.remaining_len, oldest, half)]
+            spent = self._schedule_chunks(ahead, plan, half)
+            left -= spent + self._schedule_overtakers(plan, half - spent, oldest)
+            prompts = [sequence for sequence in prompts if sequence not in ahead]
         left -= self._schedule_chunks(prompts, plan, left)
         while left > 0 and self._admit_waiting(plan):
             admitted = self._running[-1]
@@ -240,17 +247,18 @@ class Scheduler:
         if left == budget:
             self._schedule_chunks(early, plan, budget)
 
-    def _schedule_overtakers(self, plan: StepPlan, budget: int) -> int:
-        """Waiting prompts that are done in this step, so that they do not sit out a long one.
+    def _schedule_overtakers(self, plan: StepPlan, budget: int, oldest: Sequence) -> int:
+        """Waiting prompts that are done in this step, or in far fewer than the oldest, so that they
+        do not sit out a long one.
 
         Only these: long prompts one after another find each other's prefix, side by side they
         compute it twice. The head of the queue loses neither memory nor its place to them.
         """
         spent = 0
         for sequence in list(self._waiting):
-            if self._places_taken + 1 >= self._config.max_running:
+            if spent >= budget or self._places_taken + 1 >= self._config.max_running:
                 break
-            if sequence.prompt_len <= budget - spent:
+            if _overtakes(sequence.prompt_len, oldest, budget - spent):
                 head = self._waiting[0]
                 kept = 0 if head is sequence else self._blocks_of(head)
                 if not self._try_admit(sequence, plan, self.headroom + kept):
@@ -339,3 +347,8 @@ class Scheduler:
         sequence.state = SequenceState.ENDED
         self._pool.free(sequence.own_blocks)
         sequence.block_ids = []
+
+
+def _overtakes(remaining_len: int, oldest: Sequence, budget: int) -> bool:
+    """Whether a prompt needs one step, or far fewer than the oldest, to be done."""
+    return remaining_len <= max(budget, oldest.remaining_len // _FAR_FEWER)

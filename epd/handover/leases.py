@@ -75,6 +75,7 @@ class LeaseTable:
         Raises:
             EpdError: why the transfer is over, if it is.
             DuplicateRequestError: another peer holds a lease under this id.
+            NotFoundError: it is over, so long ago that it is not known why.
             InvalidRequestError: this pool could never hold so much for one peer.
             ResourceExhaustedError: the peer is at its cap.
         """
@@ -85,6 +86,8 @@ class LeaseTable:
         if over is not None:
             self.counters.refused_late += 1
             raise over.with_traceback(None)
+        if lease is not None and lease.state is LeaseState.QUARANTINED:
+            raise NotFoundError(f"transfer {transfer_id} is over", reason="TRANSFER_UNKNOWN")
         if lease is None:
             held = sum(len(one.writable_blocks) for one in self._all() if one.peer == peer)
             self._memory.check_share(peer, held, block_count)

@@ -73,6 +73,8 @@ class KvPush:
         self.connection_suspect = False
         #: Decode needs no Fail: it has been told, has given up itself, or is gone.
         self.told = False
+        #: WRITEs ran when decode was lost: that the library has let go of them proves nothing.
+        self.cut_off = False
         self._layout = layout
         self._route = route
         self._writer = writer

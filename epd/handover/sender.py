@@ -92,7 +92,8 @@ class KvSender:
     def on_layer(self, layer: int, progress: Sequence[LayerProgress]) -> None:
         """The engine's layer hook: pushes what a layer of a step has made complete.
 
-        Engine thread. Computes runs of blocks and queues WRITEs; never waits.
+        Engine thread, or one that this one waits for. Computes runs of blocks and queues WRITEs;
+        never waits.
         """
         for one in progress:
             push = self._pushes.get(one.request_id)
@@ -219,6 +220,7 @@ class KvSender:
         for push in self._pushes.values():
             if push.target.instance_id == target.instance_id:
                 push.told = True
+                push.cut_off = push.cut_off or push.writes.in_flight > 0
                 text = f"decode instance {target.instance_id} was lost during the KV push"
                 self._fail(push, UnavailableError(text, reason="PEER_LOST"))
         self._control.settlements.lost(target)
@@ -253,7 +255,10 @@ class KvSender:
         await push.writes.drained()
         push.give_back_slot()
         del self._pushes[push.request_id]
-        self._control.settlements.add(push.target, push.transfer_id)
+        # Left with a peer that hangs, a WRITE over TCP ends here and lands there once it goes on:
+        # decode's memory is not settled as soon as this side's is.
+        settled_in_s = self.config.lost_write_s if push.cut_off else 0.0
+        self._control.settlements.add(push.target, push.transfer_id, settled_in_s)
         if push.connection_suspect:
             self._reconnect(push.target)
         if not push.finished:  # decode holds memory back until it knows; others wait for the tick

@@ -1,6 +1,8 @@
 """Settles that decode workers have not confirmed yet."""
 
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from epd.handover.control import PushTarget
@@ -12,7 +14,8 @@ log = logging.getLogger(__name__)
 class _Owed:
     target: PushTarget
     connected: bool = True
-    transfer_ids: dict[str, None] = field(default_factory=dict)  # in order of arrival
+    #: From when on each may be told, in order of arrival.
+    transfer_ids: dict[str, float] = field(default_factory=dict)
 
 
 class Settlements:
@@ -24,20 +27,24 @@ class Settlements:
     Args:
         limit: Most transfers kept per process.
         max_lost: Most lost processes remembered; the one lost first is given up.
+        clock: Seconds, monotonic.
     """
 
-    def __init__(self, limit: int, max_lost: int = 64) -> None:
+    def __init__(
+        self, limit: int, max_lost: int = 64, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._limit = limit
         self._max_lost = max_lost
+        self._clock = clock
         self._owed: dict[str, _Owed] = {}
 
     def __len__(self) -> int:
         return sum(len(owed.transfer_ids) for owed in self._owed.values())
 
-    def add(self, target: PushTarget, transfer_id: str) -> None:
-        """Notes that a transfer is through."""
+    def add(self, target: PushTarget, transfer_id: str, in_s: float = 0.0) -> None:
+        """Notes that a transfer is through, or will be in so many seconds."""
         owed = self._owed.setdefault(target.instance_id, _Owed(target))
-        owed.transfer_ids[transfer_id] = None
+        owed.transfer_ids[transfer_id] = self._clock() + in_s
         if len(owed.transfer_ids) > self._limit:
             oldest = next(iter(owed.transfer_ids))
             del owed.transfer_ids[oldest]
@@ -45,16 +52,20 @@ class Settlements:
 
     def due(self) -> list[tuple[PushTarget, list[str]]]:
         """What connected processes have still to be told."""
-        return [
-            (owed.target, list(owed.transfer_ids))
+        now = self._clock()
+        found = [
+            (owed.target, [one for one, since in owed.transfer_ids.items() if since <= now])
             for owed in self._owed.values()
-            if owed.connected and owed.transfer_ids
+            if owed.connected
         ]
+        return [(target, transfer_ids) for target, transfer_ids in found if transfer_ids]
 
     def owed(self, target: PushTarget, transfer_ids: list[str]) -> list[str]:
-        """Those of some transfers that the process does not know of yet."""
+        """Those of some transfers that the process does not know of yet, and may."""
         found = self._owed.get(target.instance_id)
-        return [one for one in transfer_ids if found is not None and one in found.transfer_ids]
+        since = found.transfer_ids if found is not None else {}
+        now = self._clock()
+        return [one for one in transfer_ids if one in since and since[one] <= now]
 
     def done(self, target: PushTarget, transfer_ids: list[str]) -> None:
         """The process knows."""

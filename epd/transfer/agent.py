@@ -158,8 +158,8 @@ class TransferAgent:
 
         The future fails with TransferFailedError or with what ``guard`` raised, in both cases after
         the last posted piece has ended (:class:`UnreleasedTransferError` excepted). Cancelling it
-        works until the first piece is posted. Queued transfers are posted in order; running ones
-        are unordered.
+        works until the first piece is posted. Queued transfers with one peer are posted in order;
+        running ones are unordered.
         """
         job = TransferJob(order, self.config.piece_bytes, self.config.release_patience_s)
         with self._lock:

@@ -1,5 +1,6 @@
 """A thread for the calls of a transfer library that block."""
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -26,6 +27,11 @@ class LaneCall:
         finally:
             self._function = None  # with it go the buffers it held
             self.done = True
+
+    def give_up(self, reason: str) -> None:
+        """Fails a call that has not begun and never will."""
+        self.error, self._function = reason, None
+        self.done = True
 
 
 class Lane:
@@ -56,6 +62,13 @@ class Lane:
 
     def close(self) -> None:
         """Ends the thread after the calls that are queued; does not wait for it."""
+        self._calls.put(None)
+
+    def give_up(self, reason: str) -> None:
+        """Fails the calls that have not begun and ends the thread after the one that has."""
+        with contextlib.suppress(queue.Empty):
+            while (call := self._calls.get_nowait()) is not None:
+                call.give_up(reason)
         self._calls.put(None)
 
     def _main(self) -> None:

@@ -133,7 +133,8 @@ class MooncakeBackend(TransferBackend):
         self._hub.drop(agent_name)
         peer = self._peers.pop(agent_name, None)
         if peer is not None:
-            peer.lane.close()
+            # Each that has still to begin would try to reach the peer until its own time is up.
+            peer.lane.give_up("this side has forgotten the peer")
 
     def write(
         self, agent_name: str, local: Sequence[Segment], remote: Sequence[Segment], notice: bytes

@@ -3,6 +3,7 @@
 import logging
 import queue
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,8 @@ class AgentConfig:
     polls every ``poll_s``, and more often just after something has moved, while transfers run or
     somebody has announced that a peer's are due, else every ``idle_poll_s``: without a progress thread in the library a
     passive side makes progress only when it polls, and a WRITE to one that sleeps takes as long as
-    its nap.
+    its nap. ``max_in_flight`` bounds the transfers with each peer: those with a peer that hangs do
+    not end, and must not keep others from theirs.
     """
 
     piece_bytes: int = 32 << 20
@@ -104,15 +106,16 @@ class TransferLoop:
     def _advance(self, backend: TransferBackend) -> bool:
         """One round over all transfers; True when any has moved."""
         moved = False
-        in_flight = sum(job.in_flight for job in self._jobs)
+        in_flight = Counter(job.order.peer for job in self._jobs if job.in_flight)
         remaining = []
         for job in self._jobs:
-            fresh = not job.in_flight
-            if fresh and (in_flight >= self._config.max_in_flight or self.stop_by is not None):
+            fresh, peer = not job.in_flight, job.order.peer
+            full = in_flight[peer] >= self._config.max_in_flight
+            if fresh and (full or self.stop_by is not None):
                 remaining.append(job)
                 continue
             state = job.advance(backend)
-            in_flight += job.in_flight - (not fresh)
+            in_flight[peer] += job.in_flight - (not fresh)
             if state is JobState.OVER:
                 self.ended += 1
                 self._counters.record(job.order.operation, job.outcome)

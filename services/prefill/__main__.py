@@ -166,6 +166,7 @@ def _sender_config(config: PrefillConfig) -> SenderConfig:
     return SenderConfig(
         reserve_timeout_s=config.pairing.reserve_timeout_s,
         control_timeout_s=config.pairing.control_timeout_s,
+        lost_write_s=config.pairing.lost_write_s,
         push_time=PushTime(config.push),
     )
 

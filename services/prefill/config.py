@@ -40,6 +40,13 @@ class PairingConfig:
     control_timeout_s: float = option(
         2.0, help="bound of one control call to a peer (renew, fail, settle)", unit="s", minimum=0.1
     )
+    lost_write_s: float = option(
+        30.0,
+        help="how long a WRITE that ran when its decode worker was lost may still land there: only "
+        "then is a worker that has come back told that its blocks are free",
+        unit="s",
+        minimum=0,
+    )
     probe_bytes: int = option(
         4 << 20, help="memory read from each new peer to measure the bandwidth", minimum=4096
     )

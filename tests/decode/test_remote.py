@@ -8,6 +8,7 @@ from opentelemetry.trace import NoOpTracer
 from epd.engine.requests import Preempted
 from epd.handover.sealed_transfer import SealedTransfer
 from epd.v1 import common_pb2, decode_pb2
+from services.decode.answer import PromptFacts
 from services.decode.remote import RemoteDecoding
 from services.decode.request import job_from_proto
 
@@ -36,6 +37,15 @@ class Receiver:
 
     def take(self, transfer_id):
         return (3,)
+
+
+def test_usage_counts_what_was_found_here_once():
+    """By the reservation where KV was received, by the engine where it was computed."""
+    received = PromptFacts(prompt_tokens=40, image_tokens=16, cached_tokens=32)
+    assert received.usage(0, 5) == common_pb2.Usage(
+        prompt_tokens=40, image_tokens=16, cached_tokens=32, completion_tokens=5
+    )
+    assert PromptFacts(prompt_tokens=40, image_tokens=0).usage(24).cached_tokens == 24
 
 
 async def test_a_request_preempted_before_it_could_join_is_told_so_and_is_no_bug():

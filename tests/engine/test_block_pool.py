@@ -108,6 +108,15 @@ def test_block_hashes_chain_and_cover_the_images_content() -> None:
     assert block_hashes(tokens[:7], (), 4) == plain[:1], "only full blocks have a hash"
 
 
+def test_block_hashes_tell_where_in_an_image_a_block_lies() -> None:
+    """Placeholders are alike, so no token says it: a run may follow others of its kind."""
+    tokens = [7] * 8
+    hashes = {
+        tuple(block_hashes(tokens, (PromptImage(offset, 4, b"c" * 32),), 4)) for offset in range(5)
+    }
+    assert len({chain[-1] for chain in hashes}) == 5
+
+
 def test_followers_see_every_change_or_a_full_list() -> None:
     pool = BlockPool(2, 1)
     follower = pool.events.subscribe()

@@ -1,11 +1,15 @@
 """The hook that pushes KV sees each layer when it is final."""
 
+import queue
+import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from epd.engine.engine import Engine
+from epd.engine.layer_events import LayerEvents
 from epd.engine.requests import (
     PrefillDone,
     RequestMode,
@@ -71,3 +75,50 @@ def test_the_hook_starts_after_a_cached_prefix(tiny_llama: Path) -> None:
             client.engine.release(name)
         eventually(lambda: client.engine.stats().held_requests == 0)
         client.assert_idle()
+
+
+def test_on_a_device_behind_its_host_no_layer_is_told_before_it_is_there(tiny_llama: Path) -> None:
+    """F04, with a device of three layers that comes to each when the test says so."""
+    told: queue.Queue[int] = queue.Queue()
+    reached = [threading.Event() for _ in range(3)]
+    recorded: queue.Queue[int] = queue.Queue()
+
+    def record() -> Any:
+        layer = recorded.qsize()
+        recorded.put(layer)
+        return lambda: reached[layer].wait(60)
+
+    with running(tiny_llama, lambda layer, progress: told.put(layer)) as client:
+        runner: Any = client.engine._core._runner
+        runner._layer_events = LayerEvents(record)
+        client.engine.submit(request("r", text_prompt(24), mode=RequestMode.PREFILL_ONLY))
+        eventually(lambda: recorded.qsize() == 3)  # the host waits for no layer
+        for layer in range(3):
+            assert told.empty()
+            assert client.engine.stats().output_tokens == 0
+            reached[layer].set()
+            assert told.get(timeout=60) == layer
+        client.wait("r", PrefillDone)
+        client.engine.release("r")
+        eventually(lambda: client.engine.stats().held_requests == 0)
+        client.assert_idle()
+
+
+def test_a_layer_call_that_fails_ends_the_step_and_no_further_layer_is_told() -> None:
+    told: list[int] = []
+
+    def hook(layer: int) -> None:
+        told.append(layer)
+        if layer == 1:
+            raise RuntimeError("boom")
+
+    events = LayerEvents(lambda: lambda: None)
+    step = events.follow(hook)
+    for layer in range(4):
+        step(layer)
+    with pytest.raises(RuntimeError, match="boom"):
+        events.finish()
+    assert told == [0, 1]
+    events.follow(hook)(0)
+    events.finish()
+    assert told == [0, 1, 0]

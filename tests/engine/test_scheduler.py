@@ -242,7 +242,10 @@ def test_a_stream_of_short_prompts_does_not_starve_a_long_one() -> None:
     scheduler, pool = make(num_blocks=64, prefix_cache=False)
     long = sequence("long", 120, RequestMode.PREFILL_ONLY)
     scheduler.add(long)
-    assert steps_until_computed(scheduler, long, prompts_of(6)) <= 120 // 4
+    arrivals = prompts_of(6)
+    for _ in range(40):  # more than it leaves room for
+        scheduler.add(next(arrivals))
+    assert steps_until_computed(scheduler, long, arrivals) <= 120 // 4
     pool.check_integrity()
 
 
@@ -270,6 +273,33 @@ def test_a_short_prompt_does_not_sit_out_a_long_one() -> None:
     assert lengths(plan) == {"s": 5, "l": 4}
     finish_step(scheduler, plan)
     assert lengths(scheduler.schedule()) == {"l": 12}, "alone again it has the whole step"
+
+
+def test_a_prompt_of_several_steps_does_not_sit_out_a_far_longer_one() -> None:
+    """With half of each step, 4 tokens in whole blocks, and those of the other half go on."""
+    scheduler, pool = make(num_blocks=400, prefix_cache=False)
+    long, short = (sequence(n, s, RequestMode.PREFILL_ONLY) for n, s in (("l", 1200), ("s", 40)))
+    scheduler.add(long)
+    finish_step(scheduler, scheduler.schedule())
+    scheduler.add(short)
+    for _ in range(10):
+        plan = scheduler.schedule()
+        assert lengths(plan)["l"] >= 4
+        assert sum(lengths(plan).values()) <= CONFIG.token_budget
+        finish_step(scheduler, plan)
+    assert short.computed_len == 40
+    pool.check_integrity()
+
+
+def test_a_long_prompt_that_has_begun_beside_the_oldest_takes_only_what_that_leaves() -> None:
+    scheduler, _ = make(num_blocks=400, token_budget=15, prefix_cache=False)
+    first, second = (sequence(n, 400, RequestMode.PREFILL_ONLY) for n in "ab")
+    scheduler.add(first)
+    scheduler.add(second)
+    for _ in range(20):
+        finish_step(scheduler, plan := scheduler.schedule())
+        assert lengths(plan)["a"] == 12
+    assert second.computed_len < first.computed_len // 2
 
 
 def test_long_prompts_of_one_prefix_follow_each_other_and_compute_it_once() -> None:

@@ -165,7 +165,13 @@ class Prefill(Side):
             self.layout,
             self.slots,
             SenderConfig(
-                **{"renew_interval_s": 0.1, "drain_timeout_s": 5.0, "merge_bytes": 0, **sender}
+                **{
+                    "renew_interval_s": 0.1,
+                    "drain_timeout_s": 5.0,
+                    "lost_write_s": 0.2,
+                    "merge_bytes": 0,
+                    **sender,
+                }
             ),
             self.read_block,
         )

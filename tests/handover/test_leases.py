@@ -99,6 +99,18 @@ def test_quarantine_of_a_living_writer_has_no_end_but_its_settle():
     assert pool.num_free == BLOCKS
 
 
+def test_memory_in_quarantine_is_granted_to_nobody_also_when_its_end_is_forgotten():
+    clock = [0]
+    table, _, _ = make_table(clock, tombstone_s=1)
+    table.grant("t", "p", 3)
+    table.cancel("t")
+    clock[0] = int(5e9)
+    table.expire()
+    assert table.ended("t") is None
+    with pytest.raises(NotFoundError):
+        table.grant("t", "p", 3)
+
+
 def test_return_of_the_writer_stops_the_hold_time():
     clock = [0]
     table, pool, _ = make_table(clock, hold_s=1)
@@ -157,6 +169,13 @@ def test_shared_prefix_is_released_not_quarantined():
     table.settle(["t"])
     pool.free([block])
     table.check_integrity()
+
+
+def test_a_reservation_leaves_what_runs_room_to_grow():
+    table, pool, _ = make_table([0], headroom=3, peer_share=1.0)
+    assert table.grant("large", "p", BLOCKS - 2) is None
+    assert pool.num_free == BLOCKS
+    assert table.grant("fits", "p", BLOCKS - 3) is not None
 
 
 def test_tombstones_are_bounded_and_expire():

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from epd.engine.requests import LayerProgress
 from epd.errors import EpdError
 from epd.handover.lease import LeaseState
 from epd.handover.lease_config import LeaseConfig
@@ -155,6 +156,17 @@ async def test_cached_prefix_of_prefill_is_pushed_with_the_first_step(make):
         _, blocks = await receive(pair, "t")
         assert pair.decode.content(blocks) == prefill.content(mine)
         pair.decode.pool.free(blocks)
+        await pair.idle()
+
+
+async def test_a_cached_prefix_does_not_wait_for_later_steps(make):
+    async with make().running() as pair:
+        prefill = pair.prefill
+        mine = prefill.pool.allocate(5)
+        async with prefill.sender.push("t", "t", pair.target, 80) as push:
+            prefill.sender.on_layer(0, [LayerProgress("t", tuple(mine), 32, 48, 80, 32)])
+            assert push.writes.kv_bytes == 3 * prefill.layout.block_bytes
+        prefill.pool.free(mine)
         await pair.idle()
 
 

@@ -338,6 +338,35 @@ async def test_a_writer_that_comes_back_settles_what_it_owes(make):
         await pair.idle()
 
 
+async def test_a_write_that_ran_when_decode_was_lost_may_land_late_and_is_settled_later(make):
+    """Over TCP a WRITE to a process that hangs ends here when it is left, and lands there when it
+    goes on. Decode keeps the blocks until long after that, also if it has come back meanwhile.
+    """
+    async with make(prefill={"lost_write_s": 30.0}).running() as pair:
+        prefill, decode, now = pair.prefill, pair.decode, [0.0]
+        prefill.sender._control.settlements._clock = lambda: now[0]
+        prefill.faults.delay[1] = HELD
+        gates = {1: threading.Event()}
+        push = asyncio.create_task(prefill.run_request("t", pair.target, 40, gates=gates))
+        await eventually(lambda: prefill.faults.writes)
+        decode.receiver.peer_gone(prefill.descriptor.instance_id)
+        prefill.sender.peer_gone(pair.target)
+        prefill.backend.let_go()  # the library ends it
+        gates[1].set()
+        with pytest.raises(UnavailableError, match="was lost"):
+            await push
+        assert prefill.pool.num_used == 0
+        decode.receiver.peer_arrived(prefill.descriptor)
+        prefill.sender.peer_arrived(pair.target)
+        told = pair.control.count("renew")
+        async with prefill.sender.push("next", "next", pair.target, 40):
+            await eventually(lambda: pair.control.count("renew") > told + 1)  # ticks have passed
+        await eventually(lambda: pair.control.count("settle"))
+        assert decode.pool.num_quarantined == 3
+        now[0] = 30.0
+        await pair.idle()
+
+
 async def test_lost_decode_fails_its_pushes_at_once(make):
     async with make().running() as pair:
         gates = {2: threading.Event()}

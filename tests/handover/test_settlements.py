@@ -34,6 +34,23 @@ def test_a_lost_connection_pauses_delivery_and_forgets_nothing():
     assert settlements.due() == [(again, ["before", "after"])]
 
 
+def test_what_is_through_later_only_is_told_later_wherever_the_connection_is_then():
+    clock = [100.0]
+    settlements = Settlements(10, clock=lambda: clock[0])
+    there = target("d")
+    settlements.add(there, "later", in_s=30)
+    settlements.add(there, "now")
+    settlements.lost(there)
+    settlements.connected(there)
+    assert settlements.due() == [(there, ["now"])]
+    assert settlements.owed(there, ["later", "now"]) == ["now"]
+    settlements.done(there, ["now"])
+    assert (settlements.due(), len(settlements)) == ([], 1)
+    clock[0] += 30
+    assert settlements.due() == [(there, ["later"])]
+    assert settlements.owed(there, ["later"]) == ["later"]
+
+
 def test_another_process_start_is_told_nothing_of_the_old_ones_transfers():
     settlements = Settlements(10)
     settlements.add(target("d"), "a")

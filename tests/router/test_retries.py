@@ -96,6 +96,19 @@ async def test_an_answer_goes_on_without_a_gap_after_decode_dies(
     assert answer.completion.usage.prompt_tokens == len(first.token_ids)
 
 
+async def test_a_replay_finds_its_own_prompt_and_usage_does_not_count_that(
+    model: Path, fleet: Fleet
+) -> None:
+    fleet.decode.die_at = 6
+    fleet.prefill.token_s = 1e-6
+    async with running(*fleet.workers), router(model, fleet.workers) as served:
+        answer = await collect(served.stub.Generate(request("hello " * 40, max_tokens=12)))
+        again = await collect(served.stub.Generate(request("hello " * 40, max_tokens=12)))
+    assert answer.completion.attempt_count == 2
+    assert answer.completion.usage.cached_tokens == 0
+    assert again.completion.usage.cached_tokens > 0
+
+
 async def test_a_minted_seed_is_the_same_in_every_attempt(model: Path, fleet: Fleet) -> None:
     fleet.decode.die_at = 3
     message = request()

@@ -37,7 +37,7 @@ def flags(seed):
     faults = f"--faults={FAULTS},seed={seed}"
     return {
         "encoder": (f"--embedding-hold-s={HOLD_S}", "--embedding-lease-s=4"),
-        "prefill": (faults, "--allow-faults"),
+        "prefill": (faults, "--allow-faults", f"--lost-write-s={HOLD_S}"),
         "decode": (
             "--kv-checksum",
             "--progress-timeout-s=1",

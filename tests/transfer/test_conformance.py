@@ -150,6 +150,28 @@ def test_a_transfer_with_a_hung_peer_does_not_fail_and_its_notice_arrives_later(
     assert [notice for _, notice in peer.notices(1)] == [b"late"]
 
 
+def test_transfers_with_a_hung_peer_hold_up_no_other(agent, buffer, make_peer):
+    hung, living = make_peer(), make_peer()
+    if not isinstance(hung, ProcessPeer):
+        pytest.skip("a process of its own is needed to hang")
+    size = 1 << 20
+    for one in (hung, living):
+        agent.connect(one.descriptor).result(WAIT)
+        agent.write(one.descriptor.agent_name, [buffer.part(0, 9)], [one.at(0, 9)]).result(WAIT)
+    hung.hang()
+    waiting = [
+        agent.write(hung.descriptor.agent_name, [buffer.part(0, size)], [hung.at(0, size)])
+        for _ in range(2 * agent.config.max_in_flight)
+    ]
+    agent.write(
+        living.descriptor.agent_name, [buffer.part(0, size)], [living.at(0, size)], b"alive"
+    ).result(WAIT)
+    assert [notice for _, notice in living.notices(1)] == [b"alive"]
+    assert not all(one.done() for one in waiting)
+    hung.go_on()
+    assert all(one.result(WAIT).byte_count == size for one in waiting)
+
+
 def test_a_peer_restarted_five_times_is_reached_again_each_time(agent, buffer, make_peer):
     fill(buffer)
     for generation in range(6):
@@ -189,3 +211,26 @@ def test_a_hundred_transfers_all_arrive_and_each_notice_follows_its_data(agent, 
         assert peer.peek(last * size, 512) == buffer.view(last * size, 512).tobytes()
     assert sorted(arrived) == sorted(b"piece %d" % n for n in range(100))
     assert sum(one.result(WAIT).byte_count for one in done) == 100 * size
+
+
+def test_transfers_that_wait_for_a_peer_that_is_left_end_with_those_that_run(
+    agent, buffer, make_peer
+):
+    """Not each when its own time is up: the memory they hold is needed."""
+    peer = make_peer()
+    if not isinstance(peer, ProcessPeer):
+        pytest.skip("a process of its own is needed to die")
+    agent.connect(peer.descriptor).result(WAIT)
+    agent.write(peer.descriptor.agent_name, [buffer.part(0, 9)], [peer.at(0, 9)]).result(WAIT)
+    peer.hang()
+    waiting = [
+        agent.write(peer.descriptor.agent_name, [buffer.part(0, 1 << 20)], [peer.at(0, 1 << 20)])
+        for _ in range(40)
+    ]
+    time.sleep(0.1)
+    peer.kill()
+    agent.disconnect(peer.descriptor.agent_name).result(WAIT)
+    began = time.monotonic()
+    ends = [one.exception(WAIT) for one in waiting]
+    assert all(end is None or isinstance(end, TransferFailedError) for end in ends)
+    assert time.monotonic() - began < 15

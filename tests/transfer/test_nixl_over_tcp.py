@@ -19,6 +19,7 @@ CASES = (
     "test_unregistered_memory_is_refused",
     "test_a_killed_peer_fails_the_next_transfer_and_only_that",
     "test_a_transfer_with_a_hung_peer_does_not_fail_and_its_notice_arrives_later",
+    "test_transfers_with_a_hung_peer_hold_up_no_other",
     "test_a_hundred_transfers_all_arrive_and_each_notice_follows_its_data",
 )
 
