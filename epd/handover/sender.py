@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from typing import Any
 
 from epd.engine.kv_layout import KvLayout
 from epd.engine.requests import LayerProgress
@@ -109,13 +110,18 @@ class KvSender:
         target: PushTarget,
         token_count: int,
         block_hashes: Sequence[bytes] = (),
+        release: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[KvPush]:
         """Reserves decode memory, then pushes every layer of ``request_id`` until left.
 
         Submit the request to the engine inside and await :meth:`finish` after its PrefillDone.
         Leaving without it gives the transfer up: decode is told why at once. The exit waits until
-        nothing is in flight (at most ``drain_timeout_s``); release the engine's blocks after it.
-        ``KvPush.failure`` completes when a push fails meanwhile.
+        nothing is in flight (at most ``drain_timeout_s``). ``KvPush.failure`` completes when a push
+        fails meanwhile.
+
+        ``release`` frees the engine's blocks. It is called once, when no WRITE reads them any more:
+        before the exit ends, or later when that is cut short by a cancel or its timeout. Not called
+        when nothing was reserved.
 
         ``request_id`` is the engine's and must be new for each attempt. ``block_hashes`` name the
         prompt's leading full blocks: what decode holds of them is not pushed.
@@ -166,18 +172,22 @@ class KvSender:
         finally:
             if not push.finished:
                 self._fail(push, RequestCancelledError("prefill ended without handing over the KV"))
-            # Goes on when this caller is cancelled (again) or out of patience: slot and settlement
-            # depend on it.
-            closing = self._control.tasks.spawn(self._close(push))
-            await asyncio.wait({closing}, timeout=self.config.drain_timeout_s)
-            if not closing.done():
-                self.counters.undrained += 1
-                log.error("WRITEs of %s still run, letting go of their source", push.transfer_id)
+            # Goes on when this caller is cancelled (again) or out of patience: slot, settlement and
+            # the source blocks depend on it. A WRITE that read another request's KV, with the seal
+            # ahead of it, would be sealed at decode as this one's.
+            closing = self._control.tasks.spawn(self._close(push, release))
+            try:
+                await asyncio.wait({closing}, timeout=self.config.drain_timeout_s)
+            finally:
+                if push.writes.in_flight:
+                    self.counters.undrained += 1
+                    log.error("WRITEs of %s still run, holding their source", push.transfer_id)
 
     async def finish(
         self, push: KvPush, first_token: int, logprob: float, forward_ended_ns: int
     ) -> PushReport:
-        """Seals a push after the engine's PrefillDone and waits until everything has arrived.
+        """Seals a push after the engine's PrefillDone and waits until everything has arrived, or
+        until something has failed: the exit, whose wait is bounded, waits for what still runs.
 
         Args:
             push: The push.
@@ -193,7 +203,12 @@ class KvSender:
         if push.reservation.layer_notices and push.error is None:
             self._control.announce(push, first_token)
         push.write_seal(first_token, logprob)
-        await push.writes.drained()
+        drained = asyncio.create_task(push.writes.drained())
+        either: set[asyncio.Future[Any]] = {drained, push.failure}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            drained.cancel()
         if push.error is not None:
             raise push.error.with_traceback(None)
         push.finished = True
@@ -248,9 +263,12 @@ class KvSender:
             raise
         return reservation
 
-    async def _close(self, push: KvPush) -> None:
-        """Ends a closed or finished push."""
+    async def _close(self, push: KvPush, release: Callable[[], None]) -> None:
+        """Ends a closed or finished push, however long its WRITEs run: only their own end says that
+        its memory may be used again.
+        """
         await push.writes.drained()
+        release()
         push.give_back_slot()
         del self._pushes[push.request_id]
         self._control.settlements.add(push.target, push.transfer_id)

@@ -282,6 +282,46 @@ async def test_a_write_that_lands_after_its_lease_finds_its_blocks_in_quarantine
         await pair.idle()
 
 
+async def test_a_write_of_a_push_cancelled_twice_never_carries_the_next_requests_kv(make):
+    """The seal is there already and the word that the push was given up is lost: decode takes the
+    transfer for whole, and it has to be.
+    """
+    async with make().running() as pair:
+        prefill, decode = pair.prefill, pair.decode
+        prefill.faults.late[1] = HELD
+        waiting = asyncio.create_task(decode.receiver.wait_sealed("t", 60))
+        pushing = asyncio.create_task(prefill.run_request("t", pair.target, 40))
+        await eventually(lambda: prefill.faults.writes > LAYERS)
+        computed = prefill.content(range(3))
+        pair.control.error = UnavailableError("cut off")
+        pushing.cancel()
+        await eventually(lambda: pair.control.count("fail"))
+        pushing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pushing
+        assert prefill.sender.counters.undrained == 1
+        for block in prefill.pool.allocate(prefill.pool.num_free):
+            for layer in range(LAYERS):
+                prefill.block(layer, block)[:] = 0
+        prefill.backend.let_go()
+        sealed = await waiting
+        assert decode.content(sealed.block_ids) == computed
+        await eventually(lambda: prefill.pool.num_free == 3)  # they go back all the same
+        decode.pool.free(decode.receiver.take("t"))
+
+
+async def test_source_blocks_are_held_beyond_the_drain_timeout_until_the_write_has_ended(make):
+    async with make(prefill={"drain_timeout_s": 0.05}).running() as pair:
+        pair.prefill.faults.delay[1] = HELD
+        pair.prefill.faults.fail_post.add(LAYERS + 1)
+        with pytest.raises(TransferFailedError, match="seal"):
+            await pair.prefill.run_request("t", pair.target, 40)
+        assert pair.prefill.sender.counters.undrained == 1
+        assert pair.prefill.pool.num_used == 3
+        pair.prefill.backend.let_go()
+        await pair.idle()
+
+
 @pytest.mark.parametrize("transport", ["collective"])
 async def test_a_write_that_comes_after_its_lease_is_refused_by_a_two_sided_transport(make):
     """Its receive plan has ended with the lease, so it never lands at all."""
