@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from epd.engine.kv_layout import KvLayout
@@ -21,6 +22,7 @@ from epd.errors import (
     UnsupportedFeatureError,
 )
 from epd.handover.block_runs import KvRoute
+from epd.handover.call_per_target import CallPerTarget
 from epd.handover.control import PushTarget, Reservation
 from epd.handover.layer_digests import BlockReader
 from epd.handover.push import KvPush
@@ -81,14 +83,20 @@ class KvSender:
         return len(self._control.settlements)
 
     async def run(self) -> None:
-        """Renews leases and delivers Settles, until cancelled."""
-        while True:
-            await asyncio.sleep(self.config.renew_interval_s)
-            async with asyncio.TaskGroup() as group:
-                for pushes in self._renewable().values():
-                    group.create_task(self._renew(pushes))
+        """Renews leases and delivers Settles, until cancelled.
+
+        No tick waits for the calls of an earlier one: a decode worker that hangs would hold up the
+        renewals of all others. One Renew and one Settle to each worker are under way at most.
+        """
+        async with asyncio.TaskGroup() as group:
+            renewals, settles = CallPerTarget(group), CallPerTarget(group)
+            while True:
+                await asyncio.sleep(self.config.renew_interval_s)
+                for instance_id, pushes in self._renewable().items():
+                    renewals.start(instance_id, partial(self._renew, pushes))
                 for target, transfer_ids in self._control.settlements.due():
-                    group.create_task(self._control.settle(target, transfer_ids))
+                    tell = partial(self._control.settle, target, transfer_ids)
+                    settles.start(target.instance_id, tell)
 
     def on_layer(self, layer: int, progress: Sequence[LayerProgress]) -> None:
         """The engine's layer hook: pushes what a layer of a step has made complete.

@@ -19,12 +19,25 @@ from epd.errors import (
 from epd.handover.lease import LeaseState
 from epd.handover.lease_config import LeaseConfig
 from epd.transfer.transfer_loop import AgentConfig
-from tests.handover.sides import eventually
+from tests.handover.sides import DirectControl, eventually
 from tests.transfer.held import HELD
 
 LAYERS = 4
 #: For tests that wait until a lease has run out. In all others that would take a minute.
 BRIEF = LeaseConfig(progress_timeout_s=1.0, settle_grace_s=0.3, hold_s=0.5)
+
+
+class HungControl(DirectControl):
+    """A decode worker that takes renewals and does not answer them."""
+
+    def __init__(self, receiver, sender_instance_id):
+        super().__init__(receiver, sender_instance_id)
+        self.goes_on = asyncio.Event()
+
+    async def renew(self, transfer_ids):
+        self._note("renew", *transfer_ids)
+        await self.goes_on.wait()
+        return []
 
 
 @pytest.mark.parametrize("kind", ["fail_post", "fail_running"])
@@ -228,6 +241,26 @@ async def test_renewals_keep_a_long_prefill_alive(make):
         await waiting
         pair.decode.pool.free(pair.decode.receiver.take("t"))
         assert pair.decode.receiver.leases.counters.expired == 0
+        await pair.idle()
+
+
+async def test_a_decode_worker_that_hangs_holds_up_no_renewal_and_no_settle_of_another(make):
+    async with make(
+        prefill={"renew_interval_s": 0.01, "control_timeout_s": 3600}
+    ).running() as pair:
+        sender = pair.prefill.sender
+        hung = HungControl(pair.decode.receiver, pair.prefill.descriptor.instance_id)
+        other = dataclasses.replace(pair.decode.descriptor, instance_id="other")
+        target = dataclasses.replace(pair.target, agent=other, control=hung)
+        async with sender.push("h", "h", target, 40), sender.push("t", "t", pair.target, 40):
+            await eventually(lambda: hung.count("renew"))
+            await pair.prefill.run_request("done", pair.target, 40)
+            told = pair.control.count("renew")
+            await eventually(lambda: pair.control.count("renew") > told + 2)
+            await eventually(lambda: pair.control.count("settle"))
+            assert hung.count("renew") == 1
+        hung.goes_on.set()
+        pair.decode.receiver.cancel("done")
         await pair.idle()
 
 
