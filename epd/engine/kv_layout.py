@@ -7,6 +7,8 @@ from epd.errors import LayoutMismatchError
 
 PROTOCOL_VERSION = 3
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+#: Memory of a process ends below this, and addresses of transfers are signed.
+_MEMORY_END = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,37 @@ def check_compatible(mine: KvLayout, theirs: KvLayout) -> None:
             f"tensor-parallel degrees {mine.tp_degree} here and {theirs.tp_degree} there "
             "are not supported yet"
         )
+
+
+def check_regions(layout: KvLayout) -> None:
+    """Refuses regions that cannot hold the layout's layers, before anything computes with them.
+
+    Raises:
+        LayoutMismatchError: a region is not what it is said to be, or a layer lies in none.
+    """
+    held: set[int] = set()
+    for one in layout.regions:
+        last = one.first_layer + one.layer_count
+        if not one.layer_count or last > layout.layer_count:
+            raise LayoutMismatchError(
+                f"a region of KV memory is said to hold layers {one.first_layer} to {last - 1} of "
+                f"{layout.layer_count}"
+            )
+        needed = (one.layer_count - 1) * one.layer_stride + layout.block_bytes
+        if (
+            one.block_stride < layout.block_bytes
+            or one.length < needed
+            or one.address + one.length > _MEMORY_END
+        ):
+            raise LayoutMismatchError(
+                f"a region of {one.length} bytes at {one.address:#x} with strides of "
+                f"{one.layer_stride} and {one.block_stride} bytes cannot hold {one.layer_count} "
+                f"layers with blocks of {layout.block_bytes} bytes"
+            )
+        held.update(range(one.first_layer, last))
+    missing = [layer for layer in range(layout.layer_count) if layer not in held]
+    if missing:
+        raise LayoutMismatchError(f"no region of KV memory holds layer {missing[0]}")
 
 
 def _check_rank(layout: KvLayout) -> None:

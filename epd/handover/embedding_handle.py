@@ -10,6 +10,10 @@ _ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 #: Addresses have 64 bits on the wire; memory of a process ends below this, and so do rows of
 #: segments, which are signed.
 _MEMORY_END = 1 << 63
+#: Its reader renews a lease three times while it lasts and must hear the answer; the least that an
+#: encoder can be set to. With less, or none, the reader would do nothing but renew and still be
+#: too late. A very long one is the encoder's own promise and costs nobody anything.
+MIN_LEASE_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class EmbeddingHandle:
     encoder_address: str
 
     def check(self, field: str) -> None:
-        """Checks that segments, byte count, shape and dtype agree, and that memory can lie there.
+        """Checks that segments, byte count, shape and dtype agree, that memory can lie there and
+        that the lease can be renewed in time.
 
         Raises:
             InvalidRequestError: they do not; ``field`` is the handle's path in the request.
@@ -44,6 +49,12 @@ class EmbeddingHandle:
                 f"byte_count is {self.byte_count}, the shape has {shaped} bytes and the segments "
                 f"have {held}",
                 field=f"{field}.byte_count",
+            )
+        if self.lease_s < MIN_LEASE_S:
+            raise InvalidRequestError(
+                f"a lease of {self.lease_s} s cannot be renewed in time, the shortest is "
+                f"{MIN_LEASE_S} s",
+                field=f"{field}.lease_ms",
             )
         for one in self.segments:
             if not one.length or one.address + one.length > _MEMORY_END:

@@ -3,9 +3,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 from epd.engine.kv_layout import KvLayout
 from epd.engine.requests import LayerProgress
@@ -20,6 +22,7 @@ from epd.errors import (
     UnsupportedFeatureError,
 )
 from epd.handover.block_runs import KvRoute
+from epd.handover.call_per_target import CallPerTarget
 from epd.handover.control import PushTarget, Reservation
 from epd.handover.layer_digests import BlockReader
 from epd.handover.push import KvPush
@@ -80,14 +83,20 @@ class KvSender:
         return len(self._control.settlements)
 
     async def run(self) -> None:
-        """Renews leases and delivers Settles, until cancelled."""
-        while True:
-            await asyncio.sleep(self.config.renew_interval_s)
-            async with asyncio.TaskGroup() as group:
-                for pushes in self._renewable().values():
-                    group.create_task(self._renew(pushes))
+        """Renews leases and delivers Settles, until cancelled.
+
+        No tick waits for the calls of an earlier one: a decode worker that hangs would hold up the
+        renewals of all others. One Renew and one Settle to each worker are under way at most.
+        """
+        async with asyncio.TaskGroup() as group:
+            renewals, settles = CallPerTarget(group), CallPerTarget(group)
+            while True:
+                await asyncio.sleep(self.config.renew_interval_s)
+                for instance_id, pushes in self._renewable().items():
+                    renewals.start(instance_id, partial(self._renew, pushes))
                 for target, transfer_ids in self._control.settlements.due():
-                    group.create_task(self._control.settle(target, transfer_ids))
+                    tell = partial(self._control.settle, target, transfer_ids)
+                    settles.start(target.instance_id, tell)
 
     def on_layer(self, layer: int, progress: Sequence[LayerProgress]) -> None:
         """The engine's layer hook: pushes what a layer of a step has made complete.
@@ -110,13 +119,18 @@ class KvSender:
         target: PushTarget,
         token_count: int,
         block_hashes: Sequence[bytes] = (),
+        release: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[KvPush]:
         """Reserves decode memory, then pushes every layer of ``request_id`` until left.
 
         Submit the request to the engine inside and await :meth:`finish` after its PrefillDone.
         Leaving without it gives the transfer up: decode is told why at once. The exit waits until
-        nothing is in flight (at most ``drain_timeout_s``); release the engine's blocks after it.
-        ``KvPush.failure`` completes when a push fails meanwhile.
+        nothing is in flight (at most ``drain_timeout_s``). ``KvPush.failure`` completes when a push
+        fails meanwhile.
+
+        ``release`` frees the engine's blocks. It is called once, when no WRITE reads them any more:
+        before the exit ends, or later when that is cut short by a cancel or its timeout. Not called
+        when nothing was reserved.
 
         ``request_id`` is the engine's and must be new for each attempt. ``block_hashes`` name the
         prompt's leading full blocks: what decode holds of them is not pushed.
@@ -167,18 +181,22 @@ class KvSender:
         finally:
             if not push.finished:
                 self._fail(push, RequestCancelledError("prefill ended without handing over the KV"))
-            # Goes on when this caller is cancelled (again) or out of patience: slot and settlement
-            # depend on it.
-            closing = self._control.tasks.spawn(self._close(push))
-            await asyncio.wait({closing}, timeout=self.config.drain_timeout_s)
-            if not closing.done():
-                self.counters.undrained += 1
-                log.error("WRITEs of %s still run, letting go of their source", push.transfer_id)
+            # Goes on when this caller is cancelled (again) or out of patience: slot, settlement and
+            # the source blocks depend on it. A WRITE that read another request's KV, with the seal
+            # ahead of it, would be sealed at decode as this one's.
+            closing = self._control.tasks.spawn(self._close(push, release))
+            try:
+                await asyncio.wait({closing}, timeout=self.config.drain_timeout_s)
+            finally:
+                if push.writes.in_flight:
+                    self.counters.undrained += 1
+                    log.error("WRITEs of %s still run, holding their source", push.transfer_id)
 
     async def finish(
         self, push: KvPush, first_token: int, logprob: float, forward_ended_ns: int
     ) -> PushReport:
-        """Seals a push after the engine's PrefillDone and waits until everything has arrived.
+        """Seals a push after the engine's PrefillDone and waits until everything has arrived, or
+        until something has failed: the exit, whose wait is bounded, waits for what still runs.
 
         Args:
             push: The push.
@@ -194,7 +212,12 @@ class KvSender:
         if push.reservation.layer_notices and push.error is None:
             self._control.announce(push, first_token)
         push.write_seal(first_token, logprob)
-        await push.writes.drained()
+        drained = asyncio.create_task(push.writes.drained())
+        either: set[asyncio.Future[Any]] = {drained, push.failure}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            drained.cancel()
         if push.error is not None:
             raise push.error.with_traceback(None)
         push.finished = True
@@ -250,9 +273,12 @@ class KvSender:
             raise
         return reservation
 
-    async def _close(self, push: KvPush) -> None:
-        """Ends a closed or finished push."""
+    async def _close(self, push: KvPush, release: Callable[[], None]) -> None:
+        """Ends a closed or finished push, however long its WRITEs run: only their own end says that
+        its memory may be used again.
+        """
         await push.writes.drained()
+        release()
         push.give_back_slot()
         del self._pushes[push.request_id]
         # Left with a peer that hangs, a WRITE over TCP ends here and lands there once it goes on:

@@ -17,11 +17,11 @@ class PushTime(enum.Enum):
 class SenderConfig:
     """Durations in seconds.
 
-    ``drain_timeout_s``: how long a failed push waits for its running WRITEs before it lets go of
-    this side's memory. Decode keeps its own in quarantine beyond that. ``lost_write_s``: how long a
-    WRITE that ran when its decode process was lost may still land there. ``merge_bytes``: layers
-    that have to wait for the transfer agent leave together in WRITEs of at most so much, the last
-    ones with the seal; 0: each alone.
+    ``drain_timeout_s``: how long the caller of a failed push waits for its running WRITEs. Beyond
+    that the memory of both sides is held without it, until they have ended. ``lost_write_s``: how
+    long a WRITE that ran when its decode process was lost may still land there. ``merge_bytes``:
+    layers that have to wait for the transfer agent leave together in WRITEs of at most so much, the
+    last ones with the seal; 0: each alone.
     """
 
     renew_interval_s: float = 0.5

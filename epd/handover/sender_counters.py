@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass
 class SenderCounters:
-    """Totals since the start; ``undrained`` pushes let go of memory with WRITEs still running."""
+    """Totals since the start; ``undrained`` pushes were left while a WRITE still read their KV."""
 
     pushed: int = 0
     failed: int = 0

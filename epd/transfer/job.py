@@ -2,13 +2,18 @@
 
 import collections
 import enum
+import logging
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 
-from epd.errors import EpdError, TransferFailedError
+from epd.errors import EpdError, InternalError, TransferFailedError
 from epd.transfer.base import TransferBackend, TransferHandle, TransferResult, TransferState
 from epd.transfer.order import TransferOrder
 from epd.transfer.pieces import Piece, cut
+
+log = logging.getLogger(__name__)
 
 
 class JobState(enum.Enum):
@@ -36,6 +41,10 @@ class TransferJob:
     Pieces are posted one after the other, so the last one's notice follows all the data. ``future``
     completes when nothing of the transfer is in flight any more; :class:`UnreleasedTransferError`
     is the one exception to that.
+
+    A bug in what the caller has given (content, guard) fails this transfer alone: no piece is in
+    flight then. What a backend raises beside EpdError is not caught here and ends the agent:
+    whether it has posted, and who touches which memory, is not known any more.
     """
 
     def __init__(self, order: TransferOrder, piece_bytes: int, release_patience_s: float) -> None:
@@ -110,19 +119,32 @@ class TransferJob:
             return False
         self._started_ns = time.perf_counter_ns()
         try:
-            content = self.order.content()
-            self._pieces.extend(cut(content.local, content.remote, self._piece_bytes))
+            with self._callers():
+                content = self.order.content()
+                self._pieces.extend(cut(content.local, content.remote, self._piece_bytes))
         except EpdError as error:
             self.outcome = error
             return False
         self._notice = content.notice
         return True
 
+    @contextmanager
+    def _callers(self) -> Iterator[None]:
+        """Around what is the caller's; a bug there becomes this transfer's error."""
+        try:
+            yield
+        except EpdError:
+            raise
+        except Exception as error:
+            log.exception("%s cannot be posted", self._title)
+            raise InternalError(f"{self._title} cannot be posted: {error!r}") from error
+
     def _post(self, backend: TransferBackend) -> JobState:
         order = self.order
         try:
             if order.guard is not None:
-                order.guard()
+                with self._callers():
+                    order.guard()
             local, remote = self._pieces.popleft()
             notice = b"" if self._pieces else self._notice
             post = backend.write if order.operation == "WRITE" else backend.read

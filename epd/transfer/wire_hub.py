@@ -6,6 +6,7 @@ import logging
 import secrets
 import selectors
 import socket
+import time
 from collections.abc import Iterator
 
 from epd.errors import TransferFailedError, UnavailableError
@@ -20,6 +21,8 @@ _HELLO = 0
 _TOKEN_BYTES = 16
 #: Connections of both kinds, greeted or not.
 MAX_CONNECTIONS = 4096
+#: A peer says its token with its first bytes; who has not by then would keep a place for nothing.
+HELLO_TIMEOUT_S = 10.0
 
 
 class WireHub:
@@ -31,10 +34,14 @@ class WireHub:
     Args:
         agent_name: What this agent tells its peers.
         host: Numeric address by which peers reach this agent.
+        hello_timeout_s: A connection without a whole hello is ended after so long.
     """
 
-    def __init__(self, agent_name: str, host: str) -> None:
+    def __init__(
+        self, agent_name: str, host: str, hello_timeout_s: float = HELLO_TIMEOUT_S
+    ) -> None:
         self._agent_name = agent_name
+        self._hello_timeout_s = hello_timeout_s
         self._listener = _listen(host)
         port = self._listener.getsockname()[1]
         self.address = WireAddress(host, port, secrets.token_bytes(_TOKEN_BYTES))
@@ -42,6 +49,8 @@ class WireHub:
         self._selector.register(self._listener, selectors.EVENT_READ)
         # Name of the peer; None until it has said it.
         self._names: dict[Wire, str | None] = {}
+        #: Connections without a hello, the oldest first, and when each must have said it.
+        self._silent: dict[Wire, float] = {}
         self._dialled: dict[str, Wire] = {}
         self._ended: list[tuple[Wire, str, str]] = []
 
@@ -91,6 +100,7 @@ class WireHub:
                     self._greet(wire, kind, body)
             if wire.closed is not None:
                 self._end(wire, wire.closed)
+        self._end_silent()  # last: what came while this process stood still has been read
         ended, self._ended = self._ended, []
         for wire, name, reason in ended:
             yield wire, name, ENDED, reason.encode()
@@ -113,7 +123,14 @@ class WireHub:
             connection.close()
             return
         connection.setblocking(False)
-        self._watch(connection, None)
+        wire = self._watch(connection, None)
+        self._silent[wire] = time.monotonic() + self._hello_timeout_s
+
+    def _end_silent(self) -> None:
+        now = time.monotonic()
+        for wire in [wire for wire, until in self._silent.items() if until <= now]:
+            log.warning("a connection has said nothing in %s s", self._hello_timeout_s)
+            self._end(wire, "no hello")
 
     def _watch(self, connection: socket.socket, name: str | None) -> Wire:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -129,6 +146,7 @@ class WireHub:
             self._end(wire, "no token")
         elif wire in self._names:
             self._names[wire] = name.decode(errors="replace")
+            del self._silent[wire]
 
     def _end(self, wire: Wire, reason: str) -> None:
         if wire not in self._names:
@@ -137,6 +155,7 @@ class WireHub:
         self._selector.unregister(wire.socket)
         wire.socket.close()
         name = self._names.pop(wire)
+        self._silent.pop(wire, None)
         if name is not None:
             if self._dialled.get(name) is wire:
                 del self._dialled[name]

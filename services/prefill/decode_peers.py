@@ -36,7 +36,7 @@ class DecodePeers:
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
-        """Follows the discovery set until cancelled; a link's bug ends it with that error."""
+        """Follows the discovery set until cancelled."""
         async with asyncio.TaskGroup() as group:
             async for member in self._discovery.watch():
                 if member.joined:

@@ -101,18 +101,31 @@ class PeerLink:
         return self.peer
 
     async def run(self) -> None:
-        """Keeps the pair until cancelled."""
+        """Keeps the pair until cancelled. Whatever goes wrong with one worker is no reason to lose
+        the others: an error that is not understood is told once, with its traceback, and like any
+        other the pairing is tried again.
+        """
         backoff_s = self._config.pair_backoff_s
         while True:
             error: EpdError
+            cause: Exception | None = None
             try:
                 error = await self._pair()
                 backoff_s = self._config.pair_backoff_s
             except EpdError as raised:
                 error = raised
                 backoff_s = min(backoff_s * 2, self._config.pair_max_backoff_s)
+            except Exception as raised:
+                error = UnavailableError(
+                    f"decode worker {self.address} cannot be paired with: {raised!r}",
+                    reason="PAIRING_FAILED",
+                )
+                cause = raised
+                backoff_s = min(backoff_s * 2, self._config.pair_max_backoff_s)
             if (type(error), error.message) != (type(self.failure), self.failure.message):
-                logger.warning("not paired with decode %s: %s", self.address, error.message)
+                logger.warning(
+                    "not paired with decode %s: %s", self.address, error.message, exc_info=cause
+                )
             await self._set(None, error)
             await asyncio.sleep(backoff_s)
 

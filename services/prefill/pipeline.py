@@ -110,36 +110,37 @@ class PrefillPipeline:
         asked_ns = time.monotonic_ns()
         peer = await self._peers.find(job.decode_address, job.decode_instance_id)
         engine_id = new_id()
-        report: PushReport | None = None
-        try:
-            hashes = await _hashes(job, peer.target.layout.block_size)
-            async with self._sender.push(
-                engine_id, job.transfer_id, peer.target, len(job.token_ids), hashes
-            ) as push:
-                stages.count(semconv.SPAN_RESERVE, time.monotonic_ns() - asked_ns)
-                compute = self._computation.run(job, engine_id, matcher, custody, stages)
-                try:
-                    done = await _unless_failed(push, compute)
-                except BaseException:
-                    if push.failure.done():  # most WRITEs run, and fail, beside the computation
-                        self._metrics.kv.record_failure()
-                    raise
-                stages.count(semconv.STAGE_DELIVER, time.monotonic_ns() - done.forward_ended_ns)
-                first_token = _first_token(done, stages)
-                if done.finish_reason is not None:
-                    # Leaving without a seal gives the reservation back.
-                    await emit(first_token)
-                    return
-                sealing = asyncio.create_task(self._seal(push, done, stages))
-                try:
-                    await emit(first_token)
-                    report = await sealing
-                finally:
-                    sealing.cancel()
-                    await asyncio.wait({sealing})
-        finally:
-            # Nothing reads the blocks any more: the push is left only when its WRITEs have ended.
-            self._computation.release(engine_id)
+        hashes = await _hashes(job, peer.target.layout.block_size)
+        async with self._sender.push(
+            engine_id,
+            job.transfer_id,
+            peer.target,
+            len(job.token_ids),
+            hashes,
+            # The push knows when nothing reads the blocks any more, however this call ends.
+            release=lambda: self._computation.release(engine_id),
+        ) as push:
+            stages.count(semconv.SPAN_RESERVE, time.monotonic_ns() - asked_ns)
+            compute = self._computation.run(job, engine_id, matcher, custody, stages)
+            try:
+                done = await _unless_failed(push, compute)
+            except BaseException:
+                if push.failure.done():  # most WRITEs run, and fail, beside the computation
+                    self._metrics.kv.record_failure()
+                raise
+            stages.count(semconv.STAGE_DELIVER, time.monotonic_ns() - done.forward_ended_ns)
+            first_token = _first_token(done, stages)
+            if done.finish_reason is not None:
+                # Leaving without a seal gives the reservation back.
+                await emit(first_token)
+                return
+            sealing = asyncio.create_task(self._seal(push, done, stages))
+            try:
+                await emit(first_token)
+                report = await sealing
+            finally:
+                sealing.cancel()
+                await asyncio.wait({sealing})
         await emit(_pushed(report))
 
     async def _seal(self, push: KvPush, done: PrefillDone, stages: Stages) -> PushReport:

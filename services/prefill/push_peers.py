@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+from epd.engine.kv_layout import check_regions
 from epd.errors import TransferFailedError
 from epd.handover.sender import KvSender
 from epd.transfer.agent import TransferAgent
@@ -46,8 +47,10 @@ class PushPeers:
         """Connects and warms the connection up; the first transfer pays for the wire-up.
 
         Raises:
+            LayoutMismatchError: its memory cannot be what it says.
             EpdError: the peer's memory cannot be reached.
         """
+        check_regions(peer.target.layout)
         await asyncio.wrap_future(self._agent.connect(peer.target.agent))
         await self._probe(peer)
         self._sender.peer_arrived(peer.target)
@@ -59,10 +62,8 @@ class PushPeers:
         await asyncio.wrap_future(self._agent.disconnect(peer.target.agent.agent_name))
 
     async def _probe(self, peer: DecodePeer) -> None:
-        regions = peer.target.layout.regions
-        if not regions:
-            raise TransferFailedError(f"decode worker {peer.address} offers no KV memory")
-        remote = Segment(regions[0].address, regions[0].length, regions[0].device_id)
+        region = peer.target.layout.regions[0]
+        remote = Segment(region.address, region.length, region.device_id)
         async with self._probing:
             try:
                 # A READ from a process that hangs, or behind a firewall, has no end of its own.

@@ -15,6 +15,9 @@ from services.router.placeholders import ImagePlan
 from services.router.workers import Worker
 
 _log = logging.getLogger(__name__)
+#: An encoder that grants absurdly short leases is not flooded with renewals for it: prefill refuses
+#: such a handle. One without a lease (0 ms) is not renewed at all.
+_MIN_RENEW_S = 0.01
 
 
 class HandleSet:
@@ -79,8 +82,9 @@ class HandleSet:
         renewed_s = time.monotonic()
         while True:
             # A handle that comes later may have a shorter lease, so this looks again every second.
-            await asyncio.sleep(min(self._lease_s / 3, 1.0))
-            if time.monotonic() - renewed_s < self._lease_s / 3:
+            period_s = max(self._lease_s / 3, _MIN_RENEW_S)
+            await asyncio.sleep(min(period_s, 1.0))
+            if time.monotonic() - renewed_s < period_s:
                 continue
             renewed_s = time.monotonic()
             for worker, handle_ids in list(self._held.items()):

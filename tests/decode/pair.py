@@ -149,18 +149,21 @@ class EnginePair:
         blocks = self._first.layout.blocks_for(len(prompt))
         assert blocks
         request = EngineRequest(name, prompt, sampling, RequestMode.PREFILL_ONLY)
-        try:
-            async with self.sender.push(name, name, self._target, len(prompt)) as push:
-                async with aclosing(self._first.stream.generate(request)) as events:
-                    async for event in events:
-                        if isinstance(event, Failed):
-                            raise event.error
-                        if isinstance(event, PrefillDone):
-                            done = event
-                await self.sender.finish(push, done.token_id, done.logprob, time.monotonic_ns())
-                return done.token_id
-        finally:
-            self._first.engine.release(name)
+        async with self.sender.push(
+            name,
+            name,
+            self._target,
+            len(prompt),
+            release=lambda: self._first.engine.release(name),
+        ) as push:
+            async with aclosing(self._first.stream.generate(request)) as events:
+                async for event in events:
+                    if isinstance(event, Failed):
+                        raise event.error
+                    if isinstance(event, PrefillDone):
+                        done = event
+            await self.sender.finish(push, done.token_id, done.logprob, time.monotonic_ns())
+            return done.token_id
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["EnginePair"]:

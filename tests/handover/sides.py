@@ -211,18 +211,21 @@ class Prefill(Side):
 
     async def run_request(self, transfer_id, target, token_count, token=42, hashes=(), **compute):
         """A whole prefill of one request; returns its report."""
-        blocks = self.pool.allocate(self.layout.blocks_for(token_count))
-        assert blocks is not None
-        try:
-            async with self.sender.push(
-                transfer_id, transfer_id, target, token_count, hashes
-            ) as push:
-                await asyncio.to_thread(self.compute, transfer_id, blocks, token_count, **compute)
-                if push.error is not None:
-                    raise push.error
-                return await self.sender.finish(push, token, -0.5, time.monotonic_ns())
-        finally:
-            self.pool.free(blocks)
+        blocks: list[int] = []
+        async with self.sender.push(
+            transfer_id,
+            transfer_id,
+            target,
+            token_count,
+            hashes,
+            release=lambda: self.pool.free(blocks),
+        ) as push:
+            blocks += self.pool.allocate(self.layout.blocks_for(token_count)) or []
+            assert blocks
+            await asyncio.to_thread(self.compute, transfer_id, blocks, token_count, **compute)
+            if push.error is not None:
+                raise push.error
+            return await self.sender.finish(push, token, -0.5, time.monotonic_ns())
 
 
 class Pair:

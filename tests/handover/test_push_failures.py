@@ -19,12 +19,25 @@ from epd.errors import (
 from epd.handover.lease import LeaseState
 from epd.handover.lease_config import LeaseConfig
 from epd.transfer.transfer_loop import AgentConfig
-from tests.handover.sides import eventually
+from tests.handover.sides import DirectControl, eventually
 from tests.transfer.held import HELD
 
 LAYERS = 4
 #: For tests that wait until a lease has run out. In all others that would take a minute.
 BRIEF = LeaseConfig(progress_timeout_s=1.0, settle_grace_s=0.3, hold_s=0.5)
+
+
+class HungControl(DirectControl):
+    """A decode worker that takes renewals and does not answer them."""
+
+    def __init__(self, receiver, sender_instance_id):
+        super().__init__(receiver, sender_instance_id)
+        self.goes_on = asyncio.Event()
+
+    async def renew(self, transfer_ids):
+        self._note("renew", *transfer_ids)
+        await self.goes_on.wait()
+        return []
 
 
 @pytest.mark.parametrize("kind", ["fail_post", "fail_running"])
@@ -231,6 +244,26 @@ async def test_renewals_keep_a_long_prefill_alive(make):
         await pair.idle()
 
 
+async def test_a_decode_worker_that_hangs_holds_up_no_renewal_and_no_settle_of_another(make):
+    async with make(
+        prefill={"renew_interval_s": 0.01, "control_timeout_s": 3600}
+    ).running() as pair:
+        sender = pair.prefill.sender
+        hung = HungControl(pair.decode.receiver, pair.prefill.descriptor.instance_id)
+        other = dataclasses.replace(pair.decode.descriptor, instance_id="other")
+        target = dataclasses.replace(pair.target, agent=other, control=hung)
+        async with sender.push("h", "h", target, 40), sender.push("t", "t", pair.target, 40):
+            await eventually(lambda: hung.count("renew"))
+            await pair.prefill.run_request("done", pair.target, 40)
+            told = pair.control.count("renew")
+            await eventually(lambda: pair.control.count("renew") > told + 2)
+            await eventually(lambda: pair.control.count("settle"))
+            assert hung.count("renew") == 1
+        hung.goes_on.set()
+        pair.decode.receiver.cancel("done")
+        await pair.idle()
+
+
 async def test_writer_that_could_not_renew_posts_nothing_more(make):
     """A process that was stopped for long finds its lease lapsed before it writes."""
     leases = LeaseConfig(progress_timeout_s=0.2, hold_s=0.3)
@@ -279,6 +312,46 @@ async def test_a_write_that_lands_after_its_lease_finds_its_blocks_in_quarantine
         assert not any(decode.block(0, block).any() for block in others)
         assert all(decode.block(0, block).any() for block in lost), "the WRITE did land"
         decode.pool.free(others)
+        await pair.idle()
+
+
+async def test_a_write_of_a_push_cancelled_twice_never_carries_the_next_requests_kv(make):
+    """The seal is there already and the word that the push was given up is lost: decode takes the
+    transfer for whole, and it has to be.
+    """
+    async with make().running() as pair:
+        prefill, decode = pair.prefill, pair.decode
+        prefill.faults.late[1] = HELD
+        waiting = asyncio.create_task(decode.receiver.wait_sealed("t", 60))
+        pushing = asyncio.create_task(prefill.run_request("t", pair.target, 40))
+        await eventually(lambda: prefill.faults.writes > LAYERS)
+        computed = prefill.content(range(3))
+        pair.control.error = UnavailableError("cut off")
+        pushing.cancel()
+        await eventually(lambda: pair.control.count("fail"))
+        pushing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pushing
+        assert prefill.sender.counters.undrained == 1
+        for block in prefill.pool.allocate(prefill.pool.num_free):
+            for layer in range(LAYERS):
+                prefill.block(layer, block)[:] = 0
+        prefill.backend.let_go()
+        sealed = await waiting
+        assert decode.content(sealed.block_ids) == computed
+        await eventually(lambda: prefill.pool.num_free == 3)  # they go back all the same
+        decode.pool.free(decode.receiver.take("t"))
+
+
+async def test_source_blocks_are_held_beyond_the_drain_timeout_until_the_write_has_ended(make):
+    async with make(prefill={"drain_timeout_s": 0.05}).running() as pair:
+        pair.prefill.faults.delay[1] = HELD
+        pair.prefill.faults.fail_post.add(LAYERS + 1)
+        with pytest.raises(TransferFailedError, match="seal"):
+            await pair.prefill.run_request("t", pair.target, 40)
+        assert pair.prefill.sender.counters.undrained == 1
+        assert pair.prefill.pool.num_used == 3
+        pair.prefill.backend.let_go()
         await pair.idle()
 
 

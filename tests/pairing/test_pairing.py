@@ -149,6 +149,38 @@ async def test_a_member_is_paired_ahead_of_traffic() -> None:
         await until(end.log, "-p1")
 
 
+async def test_a_worker_whose_pairing_fails_in_an_unforeseen_way_costs_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is told once, tried again, and paired when it can be."""
+    broken = True
+
+    class Prefill(PrefillEnd):
+        async def _join(self, peer: peer_link.DecodePeer) -> None:
+            await super()._join(peer)
+            if peer.instance_id == "bad" and broken:
+                raise ValueError("what is that")
+
+    async with decode_end("bad") as (bad, _), decode_end("good") as (good, _):
+        addresses = [f"127.0.0.1:{port}" for port in (bad, good)]
+        async with Prefill("", discovery=Discovery(addresses), pair_wait_s=0.05) as prefill:
+            async with asyncio.timeout(60):
+                while prefill.log.count("-bad") < 3:
+                    await asyncio.sleep(0.01)
+                await until(prefill.log, "+good")
+                with pytest.raises(UnavailableError, match="what is that") as caught:
+                    await prefill.peers.find(addresses[0], "bad")
+                assert caught.value.reason == "PAIRING_FAILED"
+                assert not prefill._task.done()
+                assert "-good" not in prefill.log
+                told = [one for one in caplog.records if "what is that" in one.getMessage()]
+                assert len(told) == 1
+                assert told[0].exc_info
+                broken = False
+                while any(link.peer is None for link in prefill.peers.links()):
+                    await asyncio.sleep(0.01)
+
+
 async def test_an_address_outside_the_discovery_set_is_never_dialled() -> None:
     async with decode_end("d1") as (port, end), PrefillEnd("", pair_wait_s=0.5) as prefill:
         with pytest.raises(NotFoundError) as refusal:

@@ -17,7 +17,8 @@ from epd.worker.stages import Stages
 from services.prefill.peer_link import DecodePeer
 from services.prefill.pipeline import PrefillPipeline
 from services.prefill.request import PrefillJob
-from tests.handover.sides import Pair, make_pair
+from tests.handover.sides import Pair, eventually, make_pair
+from tests.transfer.held import HELD
 
 TOKENS = 40
 
@@ -108,6 +109,21 @@ async def test_a_write_that_fails_beside_the_computation_is_counted_as_a_failed_
         with pytest.raises(TransferFailedError, match="WRITE 2 cannot be posted"):
             await run(make_pipeline(pair, kv))
         assert kv.failures == 1
+        await pair.idle()
+
+
+async def test_a_call_that_is_cancelled_twice_keeps_its_blocks_while_a_write_reads_them() -> None:
+    async with make_pair("local", LocalFabric()).running() as pair:
+        pair.prefill.faults.delay[1] = HELD
+        call = asyncio.create_task(run(make_pipeline(pair, KvMetrics())))
+        await eventually(lambda: pair.prefill.faults.writes)
+        call.cancel()
+        await eventually(lambda: pair.control.count("fail"))
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert pair.prefill.pool.num_used == 3
+        pair.prefill.backend.let_go()
         await pair.idle()
 
 

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from epd.engine.kv_layout import KvLayout, KvRegion
-from epd.errors import TransferFailedError
+from epd.errors import LayoutMismatchError, TransferFailedError
 from epd.handover.control import DecodeControl, PushTarget
 from epd.handover.sender import KvSender
 from epd.transfer.buffer import HostBuffer
@@ -36,6 +36,34 @@ def decode(process: ProcessPeer) -> DecodePeer:
     layout = KvLayout("aa", 1, 1, 8, "float32", 16, regions=(region,))
     target = PushTarget(process.descriptor, layout, cast(DecodeControl, None))
     return DecodePeer("decode:1", target)
+
+
+@pytest.mark.parametrize(
+    ("regions", "what"),
+    [
+        ((), "no region of KV memory holds layer 0"),
+        ((KvRegion(0, 1, 4096, BYTES, 0, BYTES, BYTES),), "no region of KV memory holds layer 1"),
+        ((KvRegion(1, 2, 4096, BYTES, 0, BYTES, BYTES),), "layers 1 to 2 of 2"),
+        ((KvRegion(0, 0, 4096, BYTES, 0, BYTES, BYTES),), "layers 0 to -1 of 2"),
+        ((KvRegion(0, 2, 4096, BYTES, 0, BYTES, BYTES),), "cannot hold 2 layers"),
+        ((KvRegion(0, 2, 4096, 4 * BYTES, 0, BYTES, 8),), "cannot hold 2 layers"),
+        ((KvRegion(0, 2, (1 << 64) - BYTES, BYTES, 0, 0, BYTES),), "cannot hold 2 layers"),
+    ],
+)
+async def test_a_decode_worker_whose_memory_cannot_hold_its_layers_is_not_paired_with(
+    regions: tuple[KvRegion, ...], what: str
+) -> None:
+    agent, scratch, sender = open_agent("local", "prefill"), HostBuffer(BYTES), Sender()
+    peers = PushPeers(agent, cast(KvSender, sender), scratch.segment, False, probe_timeout_s=60)
+    layout = KvLayout("aa", 2, 1, 8, "float32", 16, regions=regions)
+    target = PushTarget(agent.descriptor(), layout, cast(DecodeControl, None))
+    try:
+        with pytest.raises(LayoutMismatchError, match=what):
+            await peers.join(DecodePeer("decode:1", target))
+        assert agent.alive
+        assert not sender.targets
+    finally:
+        agent.stop()
 
 
 async def test_a_decode_worker_that_hangs_while_it_is_paired_keeps_no_other_from_pairing() -> None:

@@ -52,6 +52,8 @@ def test_a_handle_is_taken_with_its_image():
         ({"byte_count": 64}, "byte_count"),
         ({"segments": [common_pb2.Segment(address=1 << 63, length=128)]}, "segments"),
         ({"encoder_address": "nowhere"}, "encoder_address"),
+        ({"lease_ms": 0}, "lease_ms"),
+        ({"lease_ms": 49}, "lease_ms"),
     ],
 )
 def test_a_handle_that_cannot_be_the_images_is_refused_by_name(handle, path):

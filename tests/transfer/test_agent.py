@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from epd.errors import ResourceExhaustedError, TransferFailedError, UnavailableError
+from epd.errors import InternalError, ResourceExhaustedError, TransferFailedError, UnavailableError
 from epd.transfer.agent import TransferAgent
 from epd.transfer.base import (
     AgentDescriptor,
@@ -19,6 +19,7 @@ from epd.transfer.base import (
     TransferState,
 )
 from epd.transfer.job import UnreleasedTransferError
+from epd.transfer.order import TransferContent
 from epd.transfer.pieces import cut
 from epd.transfer.probe import measure_bandwidth
 from epd.transfer.transfer_loop import AgentConfig
@@ -182,6 +183,40 @@ def test_guard_is_asked_before_every_post_and_can_forbid_it(start, backend):
         done.result(30)
     assert asked == [0, 1]
     assert len(backend.posted) == 1
+
+
+@pytest.mark.parametrize("what", ["content", "segments", "guard"])
+def test_a_bug_in_what_the_caller_gives_fails_that_transfer_only(start, backend, what, caplog):
+    def bug():
+        raise ValueError("not an EpdError")
+
+    agent = start()
+    huge = [Segment(1 << 63, 10)]
+    contents = {"content": bug, "segments": lambda: TransferContent(huge, huge)}
+    content = contents.get(what, lambda: TransferContent(part(10), part(10)))
+    failed = agent.write_late("peer", content, bug if what == "guard" else None)
+    with pytest.raises(InternalError, match="WRITE with peer cannot be posted"):
+        failed.result(30)
+    assert not backend.posted
+    assert any(one.exc_info for one in caplog.records)
+    assert agent.counters.writes.failed == 1
+    following = agent.write("peer", part(10), part(10))
+    finish(backend, 0)
+    assert following.result(30).byte_count == 10
+    assert agent.alive
+
+
+def test_what_a_backend_raises_unforeseen_while_it_posts_ends_the_agent(start, backend):
+    """It may have posted: nothing is known of the memory any more."""
+
+    def write(*_):
+        raise ValueError("not an EpdError")
+
+    backend.write = write
+    agent = start()
+    with pytest.raises(InternalError, match="the transfer agent died"):
+        agent.write("peer", part(10), part(10)).result(30)
+    wait_until(lambda: not agent.alive)
 
 
 def test_a_transfer_cancelled_before_its_post_is_never_posted(start, backend):
