@@ -28,8 +28,8 @@ class AgentConfig:
     polls every ``poll_s``, and more often just after something has moved, while transfers run or
     somebody has announced that a peer's are due, else every ``idle_poll_s``: without a progress
     thread in the library a passive side makes progress only when it polls, and a WRITE to one that
-    sleeps takes as long as its nap. ``max_in_flight`` bounds the transfers with each peer: those with a peer that hangs do
-    not end, and must not keep others from theirs.
+    sleeps takes as long as its nap. ``max_in_flight`` bounds the transfers with each peer: those
+    with a peer that hangs do not end, and must not keep others from theirs.
     """
 
     piece_bytes: int = 32 << 20
