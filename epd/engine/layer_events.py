@@ -14,8 +14,8 @@ LayerCall = Callable[[int], None]
 
 def record_on_stream() -> Callable[[], None]:
     """An event on the stream that this thread's kernels go to."""
+    # Blocking: whoever waits sleeps and keeps no core busy.
     event: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-    # Whoever waits sleeps and keeps no core busy.
     event.record()
     wait: Callable[[], None] = event.synchronize
     return wait

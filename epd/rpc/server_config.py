@@ -38,7 +38,11 @@ class ServerConfig:
         30.0, help="how long running calls may go on after a stop", unit="s", minimum=0
     )
     heartbeat_s: float = option(
-        0.25, help="period of load reports", unit="s", minimum=0.01, maximum=60
+        0.25,
+        help="period of load reports; less than the routers' --worker-silence-s",
+        unit="s",
+        minimum=0.01,
+        maximum=60,
     )
     follow_stdin: bool = option(
         False, help="stop when standard input ends: a supervisor that dies takes its services along"

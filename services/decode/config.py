@@ -13,7 +13,10 @@ class ReceiveConfig:
     """How KV of prefill workers is taken in."""
 
     pair_heartbeat_s: float = option(
-        0.25, help="period of heartbeats on a pair's stream", unit="s", minimum=0.01
+        0.25,
+        help="period of heartbeats on a pair's stream; less than either side's --pair-silence-s",
+        unit="s",
+        minimum=0.01,
     )
     pair_silence_s: float = option(
         3.0, help="a peer that is silent for so long is gone", unit="s", minimum=0.05
@@ -58,6 +61,10 @@ class ReceiveConfig:
         help="compare all KV with what prefill has sent before it is used; for debugging, "
         "it costs a hash of every byte on both sides",
     )
+
+    def __post_init__(self) -> None:
+        if self.pair_silence_s <= self.pair_heartbeat_s:
+            raise ValueError("--pair-silence-s must be longer than --pair-heartbeat-s")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,10 @@ class PairingConfig:
         1.0, help="time between two look-ups of dns: items", unit="s", minimum=0.05
     )
     pair_heartbeat_s: float = option(
-        0.25, help="period of heartbeats on a pair's stream", unit="s", minimum=0.01
+        0.25,
+        help="period of heartbeats on a pair's stream; less than either side's --pair-silence-s",
+        unit="s",
+        minimum=0.01,
     )
     pair_silence_s: float = option(
         3.0, help="a peer that is silent for so long is gone", unit="s", minimum=0.05
@@ -53,6 +56,10 @@ class PairingConfig:
     expect_rdma: bool = option(
         False, help="warn when a peer is reached slower than 1 GB/s, as over TCP"
     )
+
+    def __post_init__(self) -> None:
+        if self.pair_silence_s <= self.pair_heartbeat_s:
+            raise ValueError("--pair-silence-s must be longer than --pair-heartbeat-s")
 
 
 @dataclass(frozen=True, kw_only=True)
