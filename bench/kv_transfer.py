@@ -5,7 +5,8 @@ SmolLM2-135M. Both arms move the same shuffled blocks in every round: nothing ca
 The raw arm is one WRITE of all layers with one notice; ours is what a prefill worker does from the
 layer hook to the seal, up to the point where decode could start. All layers come at once, as if
 computed in no time, the worst case. Every side that waits, in both arms, polls by the same rule.
-Both processes read the machine's one monotonic clock.
+Both processes read the machine's one monotonic clock. Rounds are shared out over several pairs of
+processes: a TCP connection, raw or ours, is a third slower than another for as long as it lasts.
 
 Then the processor time of the receiving transfer thread while nothing is announced, and Reserve:
 round trip and first WRITE on a decode worker that is busy decoding.
@@ -36,6 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[4, 16, 64, 256], metavar="MIB")
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS))
     parser.add_argument("--rounds", type=int, default=20, help="rounds of A B B A")
+    parser.add_argument("--pairs", type=int, default=4, help="of processes, one after the other")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", type=Path, help="for Reserve; default SmolLM2, fetched once")
     parser.add_argument("--reserves", type=int, default=100, help="reservations to time")
@@ -48,22 +50,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Outcome:
     """Measures every size over every transport, then Reserve."""
     if options.quick:
-        options.rounds, options.reserves, options.idle_s = 5, 30, 1.0
+        options.rounds, options.pairs, options.reserves, options.idle_s = 5, 2, 30, 1.0
+    options.pairs = min(options.pairs, options.rounds)
     raw: list[Sample] = []
     for transport in options.transports:
-        with KvPair(transport, max(options.sizes)) as pair:
-            for size in options.sizes:
-                samples = pair.measure(size, options.rounds, options.seed)
-                prefix = f"{transport}@{size}"
-                raw += [Sample(f"{prefix} {s.arm}", s.round, s.seed, s.value) for s in samples]
-            raw.append(
-                Sample(f"{transport} idle", 0, options.seed, pair.idle_percent(options.idle_s))
-            )
+        for number in range(options.pairs):
+            raw += _measure_pair(transport, number, options)
     folder = options.model or fetch("smollm2")
     reserves = measure_reserve(folder, options.reserves, options.streams, options.threads)
     raw += [Sample("reserve", 0, options.seed, value) for value in reserves]
     Console().print(_table(raw, options))
     return Outcome(_result(raw, options), raw)
+
+
+def _measure_pair(transport: str, number: int, options: argparse.Namespace) -> list[Sample]:
+    """This pair's share of the rounds, which are numbered through, and an idle thread's time."""
+    first, last = (options.rounds * n // options.pairs for n in (number, number + 1))
+    raw: list[Sample] = []
+    with KvPair(transport, max(options.sizes)) as pair:
+        for size in options.sizes:
+            samples = pair.measure(size, last - first, options.seed + first)
+            prefix = f"{transport}@{size}"
+            raw += [Sample(f"{prefix} {s.arm}", first + s.round, s.seed, s.value) for s in samples]
+        if not number:
+            percent = pair.idle_percent(options.idle_s)
+            raw.append(Sample(f"{transport} idle", 0, options.seed, percent))
+    return raw
 
 
 def _result(raw: Sequence[Sample], options: argparse.Namespace) -> dict[str, object]:
