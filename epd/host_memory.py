@@ -1,5 +1,6 @@
 """Memory of the host that is allocated once, registered, and read and written by peers."""
 
+import contextlib
 import mmap
 
 import numpy as np
@@ -28,7 +29,8 @@ def host_memory(byte_count: int) -> npt.NDArray[np.uint8]:
     mapping = mmap.mmap(-1, pages * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in ("MADV_DONTFORK", "MADV_HUGEPAGE" if spare else ""):
         if hasattr(mmap, advice):  # both are Linux's
-            mapping.madvise(getattr(mmap, advice))
+            with contextlib.suppress(OSError):  # a kernel may be built without huge pages
+                mapping.madvise(getattr(mmap, advice))
     memory = np.frombuffer(mapping, dtype=np.uint8)
     if spare:
         memory = memory[-memory.ctypes.data % HUGE_PAGE_BYTES :]

@@ -1,5 +1,6 @@
 """Puts an engine together from a model folder. Slow (reads weights): not for an event loop."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -55,7 +56,8 @@ def build_engine(
     if config.native:
         execution = choose_execution(family, modules, config.threads)
     kv_cache = KVCache(layout, config.num_blocks, device)
-    events = LayerEvents(record_on_stream) if device.type == "cuda" else None
+    on_gpu = device.type == "cuda"
+    events = LayerEvents(partial(record_on_stream, device)) if on_gpu else None
     runner = LanguageRunner(family, execution.modules, kv_cache, execution.attention, events)
     pool = BlockPool(config.num_blocks, config.block_size, config.prefix_cache)
     grammars = GrammarCompiler(folder, family.vocab_size, family.end_token_ids)

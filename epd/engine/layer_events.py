@@ -12,11 +12,12 @@ Record = Callable[[], Callable[[], None]]
 LayerCall = Callable[[int], None]
 
 
-def record_on_stream() -> Callable[[], None]:
-    """An event on the stream that this thread's kernels go to."""
+def record_on_stream(device: torch.device) -> Callable[[], None]:
+    """An event on the stream that this thread's kernels for a device go to."""
     # Blocking: whoever waits sleeps and keeps no core busy.
     event: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-    event.record()
+    # The device by name: without it, it would be the stream of the thread's current device.
+    event.record(torch.cuda.current_stream(device))
     wait: Callable[[], None] = event.synchronize
     return wait
 

@@ -137,11 +137,14 @@ class KvSender:
 
         Raises:
             EpdError: why Reserve was refused.
-            DuplicateRequestError: a push of this request is open.
+            DuplicateRequestError: a push of this request or transfer is open.
             ResourceExhaustedError: no seal slot is free.
         """
         if request_id in self._pushes:
             raise DuplicateRequestError(f"a push of request {request_id} is open")
+        if any(push.transfer_id == transfer_id for push in self._pushes.values()):
+            # Decode refuses its Reserve, and would be told that nothing of the transfer runs.
+            raise DuplicateRequestError(f"a push of transfer {transfer_id} is open")
         slot = self._slots.take()
         if slot is None:
             raise ResourceExhaustedError(f"{self._slots.count} pushes are open already")

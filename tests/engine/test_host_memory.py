@@ -1,5 +1,7 @@
 """Registered host memory lies in huge pages where there are any, and stays with its process."""
 
+import errno
+import mmap
 import os
 import re
 import subprocess
@@ -50,6 +52,19 @@ def test_kv_of_an_engine_lies_in_huge_pages() -> None:
     assert huge_bytes(cache.tensor.data_ptr()) >= 8 * HUGE_PAGE_BYTES
     assert cache.tensor.dtype == torch.float16
     assert not cache.tensor.any()
+
+
+def test_a_kernel_without_huge_pages_gives_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is built without them does not know the advice."""
+
+    class Mapping(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(errno.EINVAL, "what is that")
+
+    monkeypatch.setattr("epd.host_memory.mmap.mmap", Mapping)
+    memory = host_memory(HUGE_PAGE_BYTES + 5)
+    assert len(memory) == HUGE_PAGE_BYTES + 5
+    assert not memory.any()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

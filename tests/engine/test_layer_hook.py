@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from epd.engine.engine import Engine
-from epd.engine.layer_events import LayerEvents
+from epd.engine.layer_events import LayerEvents, record_on_stream
 from epd.engine.requests import (
     PrefillDone,
     RequestMode,
@@ -122,3 +122,25 @@ def test_a_layer_call_that_fails_ends_the_step_and_no_further_layer_is_told() ->
     events.follow(hook)(0)
     events.finish()
     assert told == [0, 1, 0]
+
+
+def test_an_event_is_on_the_stream_of_the_engines_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of the thread's current device: nothing of the KV is computed there."""
+    recorded: list[Any] = []
+
+    class Event:
+        def __init__(self, blocking: bool) -> None:
+            assert blocking
+
+        def record(self, stream: Any = "of the current device") -> None:
+            recorded.append(stream)
+
+        def synchronize(self) -> None:
+            recorded.append("waited")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"of {device}")
+    wait = record_on_stream(torch.device("cuda:1"))
+    assert recorded == ["of cuda:1"]
+    wait()
+    assert recorded[1:] == ["waited"]

@@ -534,6 +534,26 @@ async def test_one_open_push_per_request(make):
         await pair.idle()
 
 
+async def test_a_transfer_whose_write_still_runs_is_not_settled_by_a_call_that_comes_again(make):
+    async with make().running() as pair:
+        prefill, decode = pair.prefill, pair.decode
+        prefill.faults.late[1] = HELD
+        pushing = asyncio.create_task(prefill.run_request("t", pair.target, 40))
+        await eventually(lambda: prefill.faults.writes)
+        pushing.cancel()
+        await eventually(lambda: decode.pool.num_quarantined)
+        pushing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pushing
+        with pytest.raises(DuplicateRequestError):
+            async with prefill.sender.push("again", "t", pair.target, 40):
+                pass
+        assert [call[-1] for call in pair.control.calls if call[1] == "fail"] == [False]
+        assert decode.pool.num_quarantined == 3
+        prefill.backend.let_go()
+        await pair.idle()
+
+
 async def test_death_of_the_agent_thread_fails_every_open_push(make):
     async with make(prefill={"drain_timeout_s": 0.2}).running() as pair:
         deaths: list[BaseException] = []
