@@ -62,8 +62,10 @@ class PeerTable:
 
     async def _connect(self, peer: _Peer, descriptor: AgentDescriptor) -> None:
         old = peer.connected
-        anew = peer.suspect and peer.users == 1  # else somebody else's transfer may be running
-        if old == descriptor and not anew:
+        if old == descriptor:
+            if peer.suspect:  # the agent waits for READs of others
+                await asyncio.wrap_future(self._agent.reconnect(descriptor))
+                peer.suspect = False
             return
         if old is not None:
             peer.connected = None

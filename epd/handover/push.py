@@ -1,6 +1,7 @@
 """One KV push from prefill to decode."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -19,9 +20,11 @@ from epd.handover.seal import SealRecord, SealSlots
 from epd.handover.sender_config import PushTime, SenderConfig
 from epd.handover.step_segments import StepSegments
 from epd.handover.write_ledger import SEAL, WriteLedger
-from epd.transfer.base import TransferResult
+from epd.transfer.base import AgentDescriptor, TransferResult
 from epd.transfer.job import UnreleasedTransferError
 from epd.transfer.order import TransferContent
+
+log = logging.getLogger(__name__)
 
 
 class Writer(Protocol):
@@ -31,6 +34,9 @@ class Writer(Protocol):
         self, peer: str, content: Callable[[], TransferContent], guard: Callable[[], None]
     ) -> Future[TransferResult]:
         """Queues a WRITE; asks for its content when its turn has come."""
+
+    def reconnect(self, peer: AgentDescriptor) -> Future[None]:
+        """Makes the connection to a peer anew once nothing is in flight there."""
 
 
 class KvPush:
@@ -70,7 +76,6 @@ class KvPush:
         #: Done once the push has failed, for whoever waits for something else meanwhile.
         self.failure: asyncio.Future[EpdError] = asyncio.get_running_loop().create_future()
         self.finished = False
-        self.connection_suspect = False
         #: Decode needs no Fail: it has been told, has given up itself, or is gone.
         self.told = False
         #: WRITEs ran when decode was lost: that the library has let go of them proves nothing.
@@ -266,8 +271,17 @@ class KvPush:
         with self._lock:
             if self.error is not None:
                 return False
-            self.connection_suspect = not isinstance(error, NotPostedError)
+            if not isinstance(error, NotPostedError):
+                # The connection may stay broken. Asked for at once, so that what failed together
+                # asks for one new connection, and under the lock: a peer that is lost meanwhile
+                # is disconnected after this.
+                self._writer.reconnect(self.target.agent).add_done_callback(_log_failure)
             self.error = TransferFailedError(
                 f"KV push from prefill to decode, {title}: {typed.message}", reason=typed.reason
             )
         return True
+
+
+def _log_failure(connecting: Future[None]) -> None:
+    if (error := connecting.exception()) is not None:
+        log.warning("no new connection: %s", error)

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -288,18 +287,9 @@ class KvSender:
         # decode's memory is not settled as soon as this side's is.
         settled_in_s = self.config.lost_write_s if push.cut_off else 0.0
         self._control.settlements.add(push.target, push.transfer_id, settled_in_s)
-        if push.connection_suspect:
-            self._reconnect(push.target)
         if not push.finished:  # decode holds memory back until it knows; others wait for the tick
             told = self._control.settle(push.target, [push.transfer_id])
             self._control.tasks.spawn(told)  # whoever waits here holds engine blocks
-
-    def _reconnect(self, target: PushTarget) -> None:
-        """A connection on which a WRITE failed may stay broken: make a new one, once unused."""
-        if any(push.target.instance_id == target.instance_id for push in self._pushes.values()):
-            return
-        self._agent.disconnect(target.agent.agent_name)
-        self._agent.connect(target.agent).add_done_callback(_log_failure)
 
     def _on_failure(self, push: KvPush) -> None:
         assert push.error is not None
@@ -338,11 +328,6 @@ class KvSender:
                 push.told = True
                 text = "decode has given up the KV push from prefill"
                 self._fail(push, TransferFailedError(text, reason="LEASE_LOST"))
-
-
-def _log_failure(connecting: Future[None]) -> None:
-    if (error := connecting.exception()) is not None:
-        log.warning("no new connection: %s", error)
 
 
 def _typed(error: BaseException) -> EpdError:

@@ -22,6 +22,7 @@ from epd.transfer.call import BackendCall
 from epd.transfer.counters import TransferCounters
 from epd.transfer.job import TransferJob
 from epd.transfer.order import TransferContent, TransferOrder
+from epd.transfer.renewal import Renewal
 from epd.transfer.transfer_loop import AgentConfig, NoticeCallback, TransferLoop
 
 log = logging.getLogger(__name__)
@@ -118,7 +119,16 @@ class TransferAgent:
 
     def disconnect(self, agent_name: str) -> Future[None]:
         """Forgets a peer; an unknown name is fine."""
-        return self._call(lambda backend: backend.remove_peer(agent_name))
+        return self._call(lambda backend: self._loop.remove_peer(backend, agent_name))
+
+    def reconnect(self, peer: AgentDescriptor) -> Future[None]:
+        """Makes the connection to a peer anew as soon as no transfer with it is in flight; new ones
+        wait for that, at most ``reconnect_patience_s``. Fails with TransferFailedError, or with
+        UnavailableError when the peer is disconnected meanwhile.
+        """
+        renewal = Renewal(peer, self.config.reconnect_patience_s)
+        self._queue(renewal)
+        return renewal.future
 
     def write(
         self,
@@ -202,13 +212,16 @@ class TransferAgent:
 
     def _call(self, function: Callable[[TransferBackend], T]) -> Future[T]:
         call = BackendCall(function)
+        self._queue(call)
+        return call.future
+
+    def _queue(self, call: BackendCall[T] | Renewal) -> None:
         with self._lock:
             error = self._dead
             if error is None:
                 self._loop.commands.put(call)
         if error is not None:
             call.abandon(error)
-        return call.future
 
     def _main(self) -> None:
         copy_promptly()

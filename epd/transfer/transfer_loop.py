@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from epd.errors import EpdError
+from epd.errors import EpdError, UnavailableError
 from epd.transfer.base import TransferBackend
 from epd.transfer.call import BackendCall
 from epd.transfer.counters import TransferCounters
 from epd.transfer.job import JobState, TransferJob
 from epd.transfer.poll_wait import SHORTEST_WAIT_S, PollWait
+from epd.transfer.renewal import Renewal
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,8 @@ class AgentConfig:
     somebody has announced that a peer's are due, else every ``idle_poll_s``: without a progress
     thread in the library a passive side makes progress only when it polls, and a WRITE to one that
     sleeps takes as long as its nap. ``max_in_flight`` bounds the transfers with each peer: those
-    with a peer that hangs do not end, and must not keep others from theirs.
+    with a peer that hangs do not end, and must not keep others from theirs. A connection that is to
+    be made anew waits ``reconnect_patience_s`` for what is in flight, and new ones wait for it.
     """
 
     piece_bytes: int = 32 << 20
@@ -38,6 +40,7 @@ class AgentConfig:
     max_in_flight: int = 64
     max_open: int = 65536
     release_patience_s: float = 0.5
+    reconnect_patience_s: float = 2.0
     call_timeout_s: float = 30.0
 
 
@@ -50,7 +53,7 @@ class TransferLoop:
 
     def __init__(self, config: AgentConfig, counters: TransferCounters) -> None:
         #: None only ends a wait.
-        self.commands: queue.SimpleQueue[TransferJob | BackendCall[Any] | None] = (
+        self.commands: queue.SimpleQueue[TransferJob | BackendCall[Any] | Renewal | None] = (
             queue.SimpleQueue()
         )
         self.subscribers: list[NoticeCallback] = []
@@ -62,6 +65,7 @@ class TransferLoop:
         self._config = config
         self._counters = counters
         self._jobs: list[TransferJob] = []
+        self._renewals: dict[str, Renewal] = {}  # by agent name
 
     def run(self, backend: TransferBackend) -> None:
         """Returns once ``stop_by`` is set and nothing is in flight, or that time has come."""
@@ -85,10 +89,19 @@ class TransferLoop:
         """Fails everything open. Nobody may put commands any more."""
         for job in self._jobs:
             job.abandon(error)
+        for renewal in self._renewals.values():
+            renewal.abandon(error)
         while not self.commands.empty():
             command = self.commands.get_nowait()
             if command is not None:
                 command.abandon(error)
+
+    def remove_peer(self, backend: TransferBackend, agent_name: str) -> None:
+        """Forgets a peer, also one whose connection was about to be made anew. Agent thread."""
+        renewal = self._renewals.pop(agent_name, None)
+        if renewal is not None:
+            renewal.abandon(UnavailableError(f"{agent_name} has gone"))
+        backend.remove_peer(agent_name)
 
     def _take_commands(self, backend: TransferBackend, wait_s: float) -> None:
         """Takes every waiting command; waits up to ``wait_s`` for the first."""
@@ -97,6 +110,10 @@ class TransferLoop:
             while True:
                 if isinstance(command, TransferJob):
                     self._jobs.append(command)
+                elif isinstance(command, Renewal):
+                    first = self._renewals.setdefault(command.agent_name, command)
+                    if first is not command:
+                        first.join(command)
                 elif command is not None:
                     command.run(backend)
                 command = self.commands.get_nowait()
@@ -105,13 +122,13 @@ class TransferLoop:
 
     def _advance(self, backend: TransferBackend) -> bool:
         """One round over all transfers; True when any has moved."""
-        moved = False
         in_flight = Counter(job.order.peer for job in self._jobs if job.in_flight)
+        moved = self._renew(backend, in_flight)
         remaining = []
         for job in self._jobs:
             fresh, peer = not job.in_flight, job.order.peer
-            full = in_flight[peer] >= self._config.max_in_flight
-            if fresh and (full or self.stop_by is not None):
+            waits = peer in self._renewals or in_flight[peer] >= self._config.max_in_flight
+            if fresh and (waits or self.stop_by is not None):
                 remaining.append(job)
                 continue
             state = job.advance(backend)
@@ -127,6 +144,20 @@ class TransferLoop:
                 if self.announced:
                     self._drain(backend)  # a post takes a while where it copies
         self._jobs = remaining
+        return moved
+
+    def _renew(self, backend: TransferBackend, in_flight: Counter[str]) -> bool:
+        """Makes connections anew that nothing runs over; True when that was so for any."""
+        moved = False
+        for agent_name, renewal in list(self._renewals.items()):
+            if in_flight[agent_name] and not renewal.lapsed:
+                continue
+            del self._renewals[agent_name]
+            moved = True
+            if in_flight[agent_name]:
+                renewal.give_up()
+            else:
+                renewal.run(backend)
         return moved
 
     def _drain(self, backend: TransferBackend) -> bool:

@@ -17,7 +17,13 @@ class RecordingAgent:
         self.error = None
 
     def connect(self, peer):
-        self.calls.append(("connect", peer.agent_name))
+        return self._note("connect", peer)
+
+    def reconnect(self, peer):
+        return self._note("reconnect", peer)
+
+    def _note(self, call, peer):
+        self.calls.append((call, peer.agent_name))
         done: Future[None] = Future()
         if self.error:
             done.set_exception(self.error)
@@ -65,15 +71,28 @@ async def test_least_recently_used_go_beyond_the_limit_but_never_one_in_use(agen
     assert len(table) == 2
 
 
-async def test_a_suspect_connection_is_made_anew_when_nobody_uses_it(agent):
+async def test_a_suspect_connection_is_made_anew_before_its_next_use_though_others_use_it(agent):
+    """Under load there are always others; the agent waits for their READs."""
     table = PeerTable(agent)
     async with table.use("a:1", process("a")):
         table.suspect("a:1")
         await use(table, "a:1", "a")
-        assert agent.calls == [("connect", "a")]
+        await use(table, "a:1", "a")
+    await use(table, "a:1", "a")
+    assert agent.calls == [("connect", "a"), ("reconnect", "a")]
+
+
+async def test_a_connection_that_could_not_be_made_anew_stays_suspect(agent):
+    table = PeerTable(agent)
+    await use(table, "a:1", "a")
+    table.suspect("a:1")
+    agent.error = TransferFailedError("refused")
+    with pytest.raises(TransferFailedError):
+        await use(table, "a:1", "a")
+    agent.error = None
     await use(table, "a:1", "a")
     await use(table, "a:1", "a")
-    assert agent.calls == [("connect", "a"), ("disconnect", "a"), ("connect", "a")]
+    assert agent.calls == [("connect", "a"), ("reconnect", "a"), ("reconnect", "a")]
 
 
 async def test_a_failed_connect_is_tried_again_by_the_next_use(agent):

@@ -244,6 +244,87 @@ def test_no_more_than_the_limit_are_in_flight_with_one_peer(start, backend):
     assert all(one.result(30) for one in done)
 
 
+@pytest.fixture
+def reconnecting(backend):
+    """The calls that a new connection takes, and how many transfers had been posted by then."""
+    calls = []
+    backend.remove_peer = lambda name: calls.append(("remove", name, len(backend.posted)))
+    backend.add_peer = lambda peer: calls.append(("add", peer.agent_name, len(backend.posted)))
+    return calls
+
+
+PEER = AgentDescriptor("i", "p", "scripted", b"")
+
+
+def test_a_connection_is_made_anew_between_transfers_and_new_ones_wait_for_it(
+    start, backend, reconnecting
+):
+    agent = start(reconnect_patience_s=3600)
+    done = [agent.write("p", part(1), part(1))]
+    wait_until(lambda: len(backend.posted) == 1)
+    renewed = [agent.reconnect(PEER) for _ in range(3)]  # all who have failed ask
+    done += [agent.write(name, part(1), part(1)) for name in "pq"]
+    finish(backend, 1)  # others go on
+    assert done[2].result(30)
+    assert backend.posted[1][0] == "q"
+    assert not reconnecting
+    finish(backend, 0)
+    for one in renewed:
+        one.result(30)
+    finish(backend, 2)
+    assert all(one.result(30) for one in done)
+    assert reconnecting == [("remove", "p", 2), ("add", "p", 2)]
+
+
+def test_a_transfer_that_does_not_end_holds_a_new_connection_and_others_up_for_a_time_only(
+    start, backend, reconnecting
+):
+    agent = start(reconnect_patience_s=0.05)
+    agent.write("p", part(1), part(1))
+    wait_until(lambda: backend.posted)
+    renewed = agent.reconnect(PEER)
+    following = agent.write("p", part(1), part(1))
+    with pytest.raises(TransferFailedError, match="still run after"):
+        renewed.result(30)
+    finish(backend, 1)
+    assert following.result(30)
+    assert not reconnecting
+    finish(backend, 0)
+    agent.reconnect(PEER).result(30)
+    assert len(reconnecting) == 2
+
+
+def test_a_peer_that_is_disconnected_is_not_added_again_by_a_new_connection_under_way(
+    start, backend, reconnecting
+):
+    agent = start(reconnect_patience_s=3600)
+    agent.write("p", part(1), part(1))
+    wait_until(lambda: backend.posted)
+    renewed = agent.reconnect(PEER)
+    agent.disconnect("p").result(30)
+    with pytest.raises(UnavailableError, match="has gone"):
+        renewed.result(30)
+    finish(backend, 0)
+    following = agent.write("p", part(1), part(1))
+    finish(backend, 1)
+    assert following.result(30)
+    assert reconnecting == [("remove", "p", 1)]
+
+
+def test_a_connection_that_is_refused_is_told_and_the_agent_lives_on(start, backend, reconnecting):
+    def refuse(peer):
+        raise TransferFailedError("refused")
+
+    backend.add_peer = refuse
+    agent = start()
+    with pytest.raises(TransferFailedError, match="refused"):
+        agent.reconnect(PEER).result(30)
+    assert agent.alive
+    agent.stop()
+    with pytest.raises(UnavailableError, match="stopped"):
+        agent.reconnect(PEER).result(30)
+
+
 def test_open_transfers_are_bounded(start):
     agent = start(max_open=2)
     done = [agent.write("p", part(1), part(1)) for _ in range(3)]
