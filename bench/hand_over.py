@@ -130,5 +130,6 @@ class PairClient:
                 started_ns = now_ns
                 admitted.set()
             elif response.HasField("tokens"):
-                tokens_ns.append(now_ns)
+                # Those that waited for this reader come together.
+                tokens_ns += [now_ns] * len(response.tokens.token_ids)
         return started_ns, tokens_ns

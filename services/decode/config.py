@@ -62,10 +62,6 @@ class ReceiveConfig:
         "it costs a hash of every byte on both sides",
     )
 
-    def __post_init__(self) -> None:
-        if self.pair_silence_s <= self.pair_heartbeat_s:
-            raise ValueError("--pair-silence-s must be longer than --pair-heartbeat-s")
-
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig(ServerConfig):

@@ -57,10 +57,6 @@ class PairingConfig:
         False, help="warn when a peer is reached slower than 1 GB/s, as over TCP"
     )
 
-    def __post_init__(self) -> None:
-        if self.pair_silence_s <= self.pair_heartbeat_s:
-            raise ValueError("--pair-silence-s must be longer than --pair-heartbeat-s")
-
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillConfig(ServerConfig):

@@ -43,10 +43,14 @@ def cut_tcp():
     """Ends every TCP connection of this process, in which both sides live."""
     cut = 0
     for name in os.listdir("/proc/self/fd"):
-        link = Path("/proc/self/fd", name)
-        if not link.is_socket():
+        try:
+            own = os.dup(int(name))
+        except OSError:  # another thread has closed it since it was listed
             continue
-        with socket.socket(fileno=os.dup(int(name))) as one:
+        if not Path("/proc/self/fd", str(own)).is_socket():
+            os.close(own)
+            continue
+        with socket.socket(fileno=own) as one:
             if one.family == socket.AF_INET and one.type == socket.SOCK_STREAM:
                 with contextlib.suppress(OSError):  # it only listens
                     one.getpeername()

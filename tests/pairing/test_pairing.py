@@ -9,7 +9,6 @@ import grpc
 import psutil
 import pytest
 
-from epd.config import ConfigError, resolve
 from epd.engine.kv_layout import KvLayout
 from epd.errors import LayoutMismatchError, NotFoundError, UnavailableError
 from epd.rpc.discovery import Discovery, Member
@@ -19,7 +18,6 @@ from epd.v1 import decode_pb2, decode_pb2_grpc
 from epd.wire.kv_layout import layout_to_proto
 from epd.wire.transfer import agent_to_proto
 from services.decode import pairing
-from services.decode.config import ReceiveConfig
 from services.prefill import peer_link
 from services.prefill.config import PairingConfig
 from services.prefill.decode_peers import DecodePeers
@@ -318,10 +316,3 @@ async def test_f24_descriptors_and_channels_grow_with_live_members_only() -> Non
         async with asyncio.timeout(60):  # gRPC closes what it does not need in its own time
             while own.num_fds() > early + 3:
                 await asyncio.sleep(0.05)
-
-
-@pytest.mark.parametrize("config", [ReceiveConfig, PairingConfig])
-def test_a_silence_that_the_peers_heartbeats_cannot_break_is_refused(config) -> None:
-    argv = ["--pair-silence-s", "0.2", "--decodes", "127.0.0.1:1"]
-    with pytest.raises(ConfigError, match="--pair-silence-s must be longer"):
-        resolve(config, argv if config is PairingConfig else argv[:2], {})
