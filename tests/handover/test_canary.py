@@ -39,13 +39,13 @@ async def test_f11_a_write_that_lands_late_never_spoils_the_next_request(make, f
             faults.late[before + 1] = HELD
             first = asyncio.create_task(pair.prefill.run_request(f"a{number}", pair.target, TOKENS))
             await eventually(lambda before=before: faults.writes > before)
+            failed = pair.prefill.sender.counters.failed
             receiver.cancel(f"a{number}")
             assert pair.decode.pool.num_quarantined == BLOCKS
             second = asyncio.create_task(pushed(pair, f"b{number}"))
             await eventually(lambda: receiver.waiting_reservations)
             # The first one's layers and seal are out, and prefill has heard that nobody wants them.
-            told = pair.control.count("renew")
-            await eventually(lambda told=told: pair.control.count("renew") > told)
+            await eventually(lambda failed=failed: pair.prefill.sender.counters.failed > failed)
             pair.prefill.backend.let_go()
             with pytest.raises(TransferFailedError):
                 await first
