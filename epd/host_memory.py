@@ -7,6 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 HUGE_PAGE_BYTES = 2 << 20
+#: Addresses have 64 bits on the wire; memory of a process ends below this, and so do rows of
+#: segments, which are signed.
+MEMORY_END = 1 << 63
 
 
 def host_memory(byte_count: int) -> npt.NDArray[np.uint8]:

@@ -12,6 +12,7 @@ from epd.encoding.encode_batcher import BatcherConfig
 from epd.encoding.image_limits import READABLE_FORMATS, ImageLimits
 from epd.encoding.preprocess_config import PreprocessConfig
 from epd.engine.families.base import ModelFamily
+from epd.handover.embedding_handle import MIN_LEASE_S
 
 _MIB = 1 << 20
 
@@ -60,7 +61,7 @@ class EncodingConfig:
         32, help="embeddings waiting to be written there, more are not written", minimum=1
     )
     embedding_lease_s: float = option(
-        60.0, help="how long a handle lives without a renewal", unit="s", minimum=0.05
+        60.0, help="how long a handle lives without a renewal", unit="s", minimum=MIN_LEASE_S
     )
     embedding_hold_s: float = option(
         60.0,

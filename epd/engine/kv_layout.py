@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 from epd.engine.head_ranges import rank_heads
 from epd.errors import LayoutMismatchError
+from epd.host_memory import MEMORY_END
 
 PROTOCOL_VERSION = 3
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-#: Memory of a process ends below this, and addresses of transfers are signed.
-_MEMORY_END = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def check_regions(layout: KvLayout) -> None:
         if (
             one.block_stride < layout.block_bytes
             or one.length < needed
-            or one.address + one.length > _MEMORY_END
+            or one.address + one.length > MEMORY_END
         ):
             raise LayoutMismatchError(
                 f"a region of {one.length} bytes at {one.address:#x} with strides of "

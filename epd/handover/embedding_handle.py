@@ -4,12 +4,10 @@ import math
 from dataclasses import dataclass
 
 from epd.errors import InvalidRequestError
+from epd.host_memory import MEMORY_END
 from epd.transfer.base import AgentDescriptor, Segment
 
 _ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-#: Addresses have 64 bits on the wire; memory of a process ends below this, and so do rows of
-#: segments, which are signed.
-_MEMORY_END = 1 << 63
 #: Its reader renews a lease three times while it lasts and must hear the answer; the least that an
 #: encoder can be set to. With less, or none, the reader would do nothing but renew and still be
 #: too late. A very long one is the encoder's own promise and costs nobody anything.
@@ -57,7 +55,7 @@ class EmbeddingHandle:
                 field=f"{field}.lease_ms",
             )
         for one in self.segments:
-            if not one.length or one.address + one.length > _MEMORY_END:
+            if not one.length or one.address + one.length > MEMORY_END:
                 raise InvalidRequestError(
                     f"no process has {one.length} bytes at {one.address:#x}",
                     field=f"{field}.segments",

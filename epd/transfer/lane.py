@@ -69,7 +69,7 @@ class Lane:
         with contextlib.suppress(queue.Empty):
             while (call := self._calls.get_nowait()) is not None:
                 call.give_up(reason)
-        self._calls.put(None)
+        self.close()
 
     def _main(self) -> None:
         while (call := self._calls.get()) is not None:

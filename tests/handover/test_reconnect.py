@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -13,10 +11,10 @@ import pytest
 
 from epd.errors import EpdError, TransferFailedError
 from tests.handover.sides import eventually
+from tests.support.over_tcp import ENVIRONMENT, pass_over_tcp
 
-ROOT = Path(__file__).parents[2]
 #: Set for the process of the last test: real connections, really cut.
-OVER_TCP = os.environ.get("UCX_TLS") == "tcp"
+OVER_TCP = os.environ.items() >= ENVIRONMENT.items()
 #: So many pushes may fail for a broken connection: those that had begun, and some to spare.
 MOST_FAILED = 6
 
@@ -124,17 +122,4 @@ async def test_pushes_that_overlap_without_a_gap_outlive_a_broken_connection(mak
 @pytest.mark.timeout(280)
 @pytest.mark.skipif(OVER_TCP, reason="this is that process")
 def test_real_connections_that_are_cut_are_made_anew_under_load():
-    """In a process of its own: UCX reads its environment once."""
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"),
-            *("tests/handover/test_reconnect.py", "-k", "nixl"),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "UCX_TLS": "tcp"},
-        capture_output=True,
-        text=True,
-        timeout=270,
-    )
-    assert ran.returncode == 0, ran.stdout[-4000:]
-    assert "1 passed" in ran.stdout, ran.stdout[-400:]
+    pass_over_tcp("tests/handover/test_reconnect.py", "nixl", 1)

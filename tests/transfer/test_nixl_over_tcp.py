@@ -1,13 +1,8 @@
 """NIXL's conformance when UCX may use TCP alone, as between containers or machines without RDMA."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.over_tcp import pass_over_tcp
 
 #: What shared memory and TCP do differently: order of data and notice, scattered blocks, lost and
 #: hung peers.
@@ -26,18 +21,5 @@ CASES = (
 
 @pytest.mark.timeout(280)
 def test_nixl_conforms_over_tcp_alone():
-    """In a process of its own: UCX reads its environment once."""
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            "tests/transfer/test_conformance.py",
-            *("-k", f"nixl and ({' or '.join(CASES)})"),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "UCX_TLS": "tcp"},
-        capture_output=True,
-        text=True,
-        timeout=270,
-    )
-    assert ran.returncode == 0, ran.stdout[-4000:]
-    assert f"{len(CASES) + 1} passed" in ran.stdout, ran.stdout[-400:]
+    expression = f"nixl and ({' or '.join(CASES)})"
+    pass_over_tcp("tests/transfer/test_conformance.py", expression, len(CASES) + 1)
